@@ -1,0 +1,26 @@
+"""Leadline serves DeepSeek V4 and V4.1 to agents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from leadline.core.request import SamplingParams
+    from leadline.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that importing the package touches neither torch nor a GPU.
+    if name == "LLM":
+        from leadline.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from leadline.core.request import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'leadline' has no attribute {name!r}")

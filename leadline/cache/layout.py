@@ -1,0 +1,148 @@
+"""What cache memory looks like: records, pages and slots, in integers only.
+
+A page holds 256 token positions of everything that lasts; a slot holds what one running request
+needs and nobody else (design.md, cache-and-scheduling 1.3). Packed bytes are the only storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from leadline.config.model import ModelConfig
+from leadline.core.errors import ConfigError
+
+PAGE_SIZE = 256
+# Rows of an open-group ring: (ratio - 1) + the longest step's rows, rounded up (1.3 and 1.4).
+COMPRESSOR_RING_ROWS = 8
+
+
+class Record(StrEnum):
+    """How one row of ``n`` channels is stored (v41-model section 4, kernels.md 0.2)."""
+
+    FP8_32 = "fp8_32"  # e4m3 codes, then one UE8M0 byte per 32 channels
+    FP4_16 = "fp4_16"  # e2m1 pairs, then one e4m3 scale byte per 16 channels
+    FP4_32 = "fp4_32"  # e2m1 pairs and one UE8M0 byte per 32; a page holds values, then scales
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+    @property
+    def is_quantized(self) -> bool:
+        return self in (Record.FP8_32, Record.FP4_16, Record.FP4_32)
+
+    def num_bytes(self, channels: int) -> int:
+        """Bytes of one record of ``channels`` channels."""
+        match self:
+            case Record.FP8_32:
+                return channels + channels // 32
+            case Record.FP4_16:
+                return channels // 2 + channels // 16
+            case Record.FP4_32:
+                return channels // 2 + channels // 32
+            case Record.BFLOAT16:
+                return 2 * channels
+            case Record.FLOAT32:
+                return 4 * channels
+
+
+# --kv-cache-dtype -> (window, compressed, index key) records (design.md).
+KV_CACHE_DTYPES: dict[str, tuple[Record, Record, Record]] = {
+    "nvfp4_ds_mla": (Record.FP8_32, Record.FP4_16, Record.FP4_32),
+    "fp8": (Record.FP8_32, Record.FP8_32, Record.FP4_32),
+    "bfloat16": (Record.BFLOAT16, Record.BFLOAT16, Record.BFLOAT16),
+    "float32": (Record.FLOAT32, Record.FLOAT32, Record.FLOAT32),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A layer that owns a compressed cache and its index keys."""
+
+    layer: int
+    ratio: int
+
+    @property
+    def entries_per_page(self) -> int:
+        return PAGE_SIZE // self.ratio
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """Sizes of every cache tensor of one model.
+
+    Attributes:
+        owners: KV sources, ascending by layer.
+        head_dim: channels of a window or compressed row.
+        index_head_dim: channels of an index key.
+        window: tokens a query sees in its window, itself included.
+        ring: rows of a window ring; position ``p`` lies in row ``p % ring``.
+        window_layers: layers (draft stages included) that own a window ring.
+    """
+
+    owners: tuple[Owner, ...]
+    head_dim: int
+    index_head_dim: int
+    window: int
+    ring: int
+    window_layers: int
+    window_record: Record
+    kv_record: Record
+    index_record: Record
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all owners: 227,840 for V4.1-Flash with ``auto`` records."""
+        record = self.kv_record.num_bytes(self.head_dim)
+        record += self.index_record.num_bytes(self.index_head_dim)
+        return sum(owner.entries_per_page * record for owner in self.owners)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Page bytes per token position: 890 for V4.1-Flash with ``auto`` records."""
+        return self.page_bytes / PAGE_SIZE
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot: window rings and open compression groups (fp32 rows)."""
+        rings = self.window_layers * self.ring * self.window_record.num_bytes(self.head_dim)
+        open_groups = sum(1 for owner in self.owners if owner.ratio > 1)
+        return rings + open_groups * COMPRESSOR_RING_ROWS * 2 * self.head_dim * 4
+
+
+def cache_layout(
+    config: ModelConfig,
+    *,
+    kv_cache_dtype: str = "auto",
+    rows_per_decode: int = 6,
+    with_draft: bool = False,
+) -> CacheLayout:
+    """The layout of a V4.1 model.
+
+    Args:
+        config: the model.
+        kv_cache_dtype: ``auto`` (the reference's formats), ``nvfp4_ds_mla``, ``fp8``,
+            ``bfloat16`` or ``float32``.
+        rows_per_decode: the most query rows of a decode group (1 + longest draft).
+        with_draft: whether the draft stages own rings too.
+
+    Raises:
+        ConfigError: the record type is unknown.
+    """
+    name = "nvfp4_ds_mla" if kv_cache_dtype == "auto" else kv_cache_dtype
+    if name not in KV_CACHE_DTYPES:
+        known = ", ".join(["auto", *KV_CACHE_DTYPES])
+        raise ConfigError(f"kv_cache_dtype is {kv_cache_dtype!r}; choose one of {known}")
+    window_record, kv_record, index_record = KV_CACHE_DTYPES[name]
+    drafts = config.num_nextn_predict_layers if with_draft else 0
+    needed = config.sliding_window + 2 * rows_per_decode
+    return CacheLayout(
+        owners=tuple(Owner(i, config.compress_ratios[i]) for i in config.kv_source_layer_ids),
+        head_dim=config.head_dim,
+        index_head_dim=config.index_head_dim,
+        window=config.sliding_window,
+        ring=-(-needed // 32) * 32,
+        window_layers=config.num_hidden_layers + drafts,
+        window_record=window_record,
+        kv_record=kv_record,
+        index_record=index_record,
+    )

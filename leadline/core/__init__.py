@@ -1,0 +1,1 @@
+"""Plain values that every part shares. Imports nothing of Leadline and no torch."""

@@ -1,0 +1,54 @@
+"""Errors by whose fault they are: the type says who has to act.
+
+``ConfigError``, ``CheckpointError`` and ``BadRequest`` are other people's mistakes and carry one
+message that says what, where and what to do. ``OutOfPages`` and ``OutOfSlots`` are states that the
+scheduler handles. Our own mistakes are assertions.
+"""
+
+
+class LeadlineError(Exception):
+    """Base of every error that Leadline raises on purpose."""
+
+
+class ConfigError(LeadlineError):
+    """A configuration file, flag or argument that cannot be used."""
+
+
+class CheckpointError(LeadlineError):
+    """A checkpoint file that does not hold what its configuration promises."""
+
+
+class BadRequest(LeadlineError):
+    """A request that can never be served as it stands.
+
+    Attributes:
+        param: the field that is wrong, as the client spelled its path, or None.
+        code: a short machine-readable code of ``serving-api`` section 11.
+    """
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "invalid_value"
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class EngineOverloaded(LeadlineError):
+    """The engine refuses work for now: the queue is full, it is paused or it shuts down."""
+
+
+class EngineDead(LeadlineError):
+    """The engine process ended; open and later requests fail with this."""
+
+
+class NotSupported(LeadlineError):
+    """A feature that does not exist yet; the message names it."""
+
+
+class OutOfPages(LeadlineError):
+    """No free page is left; the scheduler waits or preempts."""
+
+
+class OutOfSlots(LeadlineError):
+    """No free slot is left; the scheduler waits."""

@@ -1,0 +1,227 @@
+"""What a request is, on both sides of the process boundary: parameters, outputs, live state."""
+
+from __future__ import annotations
+
+import enum
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from leadline.core.errors import BadRequest
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when a request ends; names, domains and defaults as vLLM's.
+
+    Order of operations (serving-api 9.1): logit bias and allowed or bad tokens, penalties,
+    temperature, min_p, top_k, top_p, draw.
+
+    Attributes:
+        temperature: 0 is greedy (values below 1e-5 count as 0).
+        top_k: 0 or -1 is off.
+        seed: signed 64-bit; None draws from the engine's own seed.
+        max_tokens: at least 1; 0 only together with ``prompt_logits`` requests.
+        stop: strings searched in the text by the detokenizer, never by the engine.
+        stop_token_ids: ids that end a request in the engine, beside the model's end token.
+        logprobs: None is off; n returns the sampled token and the n most likely; -1 all.
+        logit_bias: id -> additive bias, applied before temperature.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        else:
+            object.__setattr__(self, "stop", tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        _check_number(self, "temperature", 0.0, 2.0)
+        _check_number(self, "top_p", 0.0, 1.0, exclusive_low=True)
+        _check_number(self, "min_p", 0.0, 1.0)
+        _check_number(self, "presence_penalty", -2.0, 2.0)
+        _check_number(self, "frequency_penalty", -2.0, 2.0)
+        _check_number(self, "repetition_penalty", 0.0, math.inf, exclusive_low=True)
+        _check_integer(self, "top_k", -1, None)
+        _check_integer(self, "max_tokens", 0, None)
+        _check_integer(self, "min_tokens", 0, None)
+        _check_integer(self, "n", 1, 128)
+        if self.seed is not None:
+            _check_integer(self, "seed", -(2**63), 2**63 - 1)
+        if self.logprobs is not None:
+            _check_integer(self, "logprobs", -1, None)
+        if self.min_tokens > self.max_tokens:
+            raise BadRequest(
+                f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})",
+                param="min_tokens",
+            )
+        if len(self.stop) > 16 or any(not s for s in self.stop):
+            raise BadRequest("stop takes at most 16 strings, none of them empty", param="stop")
+        for token, bias in (self.logit_bias or {}).items():
+            if not -100 <= bias <= 100:
+                raise BadRequest(
+                    f"logit_bias of token {token} is {bias}; it must lie in -100..100",
+                    param="logit_bias",
+                )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+def _check_number(
+    params: SamplingParams, name: str, low: float, high: float, *, exclusive_low: bool = False
+) -> None:
+    value = getattr(params, name)
+    good = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and low <= value <= high
+        and not (exclusive_low and value == low)
+    )
+    if not good:
+        span = f"{'(' if exclusive_low else '['}{low:g}, {high:g}]"
+        raise BadRequest(f"{name} is {value!r}; it must be a number in {span}", param=name)
+
+
+def _check_integer(params: SamplingParams, name: str, low: int, high: int | None) -> None:
+    value = getattr(params, name)
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not good or value < low or (high is not None and value > high):
+        limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise BadRequest(f"{name} is {value!r}; it must be an integer {limit}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What crosses into the engine process: ids, never text.
+
+    Attributes:
+        request_id: unique within the engine while the request lives.
+        prompt_token_ids: at least one id, each below the vocabulary size.
+        priority: smaller runs earlier.
+        session_key: affinity and fairness key, or None.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    session_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of one sampled token (before temperature and masks) and its rivals.
+
+    Attributes:
+        top: ``(token id, logprob)`` pairs, best first; as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What the engine says about one request after a step in which it got tokens or ended.
+
+    Attributes:
+        token_ids: the new tokens of this step, possibly none when the request only ends.
+        stop_token_id: the id that ended the request, when a stop id did.
+        num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+        num_replayed_tokens: cached tokens that were fed again to rebuild windows.
+        error: the message, when ``finish_reason`` is ERROR.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    num_replayed_tokens: int = 0
+    error: str | None = None
+
+
+class RequestState(enum.Enum):
+    """Where a request stands in the scheduler (cache-and-scheduling 5.1)."""
+
+    WAITING = enum.auto()
+    PREFILL = enum.auto()
+    DECODE = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A live request inside the engine (cache-and-scheduling 8.2).
+
+    Attributes:
+        tokens: prompt and output ids, oldest first.
+        pages: page ids of positions ``[0, 256 * len(pages))``.
+        slot: the slot id, 0 (the padding slot) while it has none.
+        cached: H, tokens whose global KV came from the prefix cache at admission.
+        floor_lo: s, first position that has window KV in the lower layers.
+        floor_up: U, first position that has window KV in the upper layers.
+        prefill_end: E, the tokens known when prefill was entered.
+        fed: next position to feed.
+        wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
+    """
+
+    request_id: str
+    tokens: array[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    arrival: float
+    priority: int = 0
+    session_key: str | None = None
+    wants_prompt_logits: bool = False
+    state: RequestState = RequestState.WAITING
+    pages: list[int] = field(default_factory=list)
+    slot: int = 0
+    cached: int = 0
+    floor_lo: int = 0
+    floor_up: int = 0
+    prefill_end: int = 0
+    fed: int = 0
+    num_preemptions: int = 0
+    seed: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens

@@ -1,0 +1,35 @@
+"""Weights as the ops receive them: packed bytes, or the dense values they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import Tensor
+
+
+class WeightFormat(StrEnum):
+    """How a matrix ``[out, in]`` is stored in a checkpoint (v41-model 7.2)."""
+
+    PLAIN = "plain"  # bf16 or fp32, no scale
+    FP8_BLOCK32 = "fp8_block32"  # e4m3, one UE8M0 byte per 32 x 32 tile
+    MXFP4 = "mxfp4"  # e2m1 pairs along the input, one UE8M0 byte per row and 32 columns
+    FP8_ROW32 = "fp8_row32"  # e4m3, one UE8M0 byte per row and 32 columns (Engram tables)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """A matrix ``[out, in]``, or a stack of them ``[experts, out, in]``.
+
+    Attributes:
+        dense: the dequantised values in the compute dtype.
+        format: how the checkpoint held it; anything but PLAIN means that the input of the
+            product is quantised to MXFP8 first (v41-model 7.3).
+    """
+
+    dense: Tensor
+    format: WeightFormat
+
+    @property
+    def quantizes_input(self) -> bool:
+        return self.format is not WeightFormat.PLAIN

@@ -1,0 +1,51 @@
+"""``WeightSource``: what a model asks for while it builds itself."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from leadline.kernels.packed import LinearWeight
+
+FULL = slice(None)
+
+
+class EngramTable(Protocol):
+    """An n-gram table that stays packed where it lies and is gathered by row."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]`` (exact)."""
+        ...
+
+    @property
+    def quantizes_input(self) -> bool:
+        """Whether the rows lie on the MXFP8 grid, False for plain bf16 tables."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Hands out tensors by official name and keeps account of every one.
+
+    Implementations: ``weights.load.CheckpointSource`` (files) and ``weights.load.DummySource``
+    (seeded random values in the official formats, no files).
+    """
+
+    def tensor(self, name: str, dtype: torch.dtype, *, rows: slice = FULL) -> Tensor:
+        """A plain tensor (norm, bias, ``hc_*``, embedding ...), cut along its first dim."""
+        ...
+
+    def linear(
+        self, name: str, dtype: torch.dtype, *, out: slice = FULL, inp: slice = FULL
+    ) -> LinearWeight:
+        """``{name}.weight`` with its ``.scale`` if there is one: ``[out, in]``."""
+        ...
+
+    def experts(self, prefix: str, which: str, experts: slice, dtype: torch.dtype) -> LinearWeight:
+        """``{prefix}.{e}.{which}`` for the experts of a slice, stacked: ``[E, out, in]``."""
+        ...
+
+    def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
+        """``{name}.weight`` and ``.scale`` as a table that is never copied whole."""
+        ...
