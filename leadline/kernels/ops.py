@@ -98,17 +98,17 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @watched
-def head(x: Tensor, weight: Tensor) -> Tensor:
-    """Logits: a wide product of wide operands (2.1).
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """A wide product of wide operands: the head and the gated compressors (2.1, 3.3).
 
     Args:
-        x: ``[m, D]`` activations.
-        weight: ``[V, D]`` wide.
+        x: ``[m, in]`` activations.
+        weight: ``[out, in]`` wide.
 
     Returns:
-        ``[m, V]`` wide.
+        ``[m, out]`` wide.
     """
-    return linear_.head(x, weight)
+    return linear_.wide_linear(x, weight)
 
 
 @watched

@@ -22,6 +22,6 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     return product.transpose(0, 1).to(x.dtype)
 
 
-def head(x: Tensor, weight: Tensor) -> Tensor:
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """The sum stays wide."""
     return F.linear(x.to(weight.dtype), weight)
