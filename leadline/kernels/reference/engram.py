@@ -8,9 +8,7 @@ from torch import Tensor
 from leadline.kernels.reference.accumulate import widen
 
 
-def engram_hash(
-    history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor
-) -> Tensor:
+def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
     """Products stay below 2^63, so XOR and modulus are plain int64 operations."""
     orders = history.shape[1] - 1
     heads = primes.shape[1] // orders

@@ -25,7 +25,13 @@ def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: floa
 
 
 def routed_experts(
-    x: Tensor, experts: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    w13: LinearWeight,
+    w2: LinearWeight,
+    *,
+    limit: float,
 ) -> Tensor:
     """One GEMM per expert that has rows; everything else runs over all pairs at once."""
     num_rows, per_row = experts.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -54,7 +55,7 @@ def _equal_groups(q_off: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Groups by length: row numbers ``[groups, length]`` and group numbers."""
     starts = q_off.tolist()
     by_length: dict[int, list[int]] = {}
-    for group, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for group, (start, end) in enumerate(itertools.pairwise(starts)):
         by_length.setdefault(end - start, []).append(group)
     for length, groups in by_length.items():
         first = torch.tensor([starts[group] for group in groups], device=q_off.device)

@@ -25,7 +25,7 @@ class Parameters:
     source: WeightSource
     dtype: torch.dtype
     device: torch.device
-    placement: Placement = Placement()
+    placement: Placement
     quantize_activations: bool = True
 
     @property
