@@ -1,8 +1,8 @@
 """Train a small byte-level BPE that carries every marker of DeepSeek-V4.1.
 
 ``python -m leadline.tools.tiny_tokenizer OUT TEXT...``: the same texts give the same file, byte
-for byte. Markers are the vocabulary of the chat format (serving-api 1.1), so a tiny model is served,
-parsed and streamed exactly like the released one; only the ids differ.
+for byte. Markers are the vocabulary of the chat format (serving-api 1.1), so a tiny model is
+served, parsed and streamed exactly like the released one; only the ids differ.
 """
 
 from __future__ import annotations
