@@ -1,1 +1,1 @@
-"""Programs of the workshop: ``python -m leadline.tools.<name>``."""
+"""Programs run by hand: ``python -m leadline.tools.NAME``."""
