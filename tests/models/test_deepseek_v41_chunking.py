@@ -29,8 +29,10 @@ def make(kv_cache_dtype: str = "auto") -> Stepper:
 
 @pytest.mark.parametrize(
     ("chunk", "kv_cache_dtype"),
-    [(1, "auto"), (3, "auto"), (64, "auto"), (256, "auto"), (7, "fp8"), (7, "bfloat16")]
-    + [(7, "float32")],
+    [
+        *((chunk, "auto") for chunk in (1, 3, 64, 256)),
+        *((7, kv_cache_dtype) for kv_cache_dtype in ("fp8", "bfloat16", "float32")),
+    ],
 )
 def test_any_chunk_size_gives_the_logits_of_one_step(chunk: int, kv_cache_dtype: str) -> None:
     length = 270 if chunk >= 64 else 140
