@@ -18,7 +18,7 @@ from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.manager import CacheManager
 from leadline.config.engine import SchedulerConfig
 from leadline.core.client import EngineStats
-from leadline.core.errors import BadRequest, LeadlineError
+from leadline.core.errors import BadRequest, EngineOverloaded, LeadlineError
 from leadline.core.request import EngineRequest, FinishReason, Request, SamplingParams, TokenOutput
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.limits import RequestLimits
@@ -212,8 +212,11 @@ class Engine:
 
         Raises:
             BadRequest: the prompt can never be served.
+            EngineOverloaded: the engine is paused or its queue is full.
             LeadlineError: the forward pass failed.
         """
+        if self._paused:
+            raise EngineOverloaded("the engine is paused, so it computes no prompt logits")
         answers: list[NDArray[np.float32] | LeadlineError] = []
         self.add_prompt_logits("prompt-logits", token_ids, answers.append)
         while not answers:
