@@ -6,7 +6,6 @@ new token, whatever runs beside it, after a preemption too (serving-api 9.1).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,15 +35,11 @@ class Sampler:
     """Draws the next token of every row; keeps no state between steps.
 
     Args:
-        vocab_size: ids are ``0 .. vocab_size - 1``.
         eos_token_id: the model's end token, held back while ``min_tokens`` is not reached.
-        seed: of the requests that bring none; their draws also depend on the request id.
     """
 
-    def __init__(self, vocab_size: int, eos_token_id: int, seed: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, eos_token_id: int) -> None:
         self._eos_token_id = eos_token_id
-        self._seed = seed
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
         """Sample one token per row.
@@ -52,14 +47,14 @@ class Sampler:
         Args:
             logits: ``[v, vocab_size]`` float32 or float64, row i belongs to ``requests[i]``.
                 Read only.
-            requests: live requests; a row's new token has the position ``len(tokens)``.
+            requests: live requests; draws are keyed by their ``seed`` and ``len(tokens)``.
 
         Returns:
             One ``SampledToken`` per row.
         """
         if all(_is_plain_greedy(request.sampling) for request in requests):
             return [SampledToken(token) for token in ops.greedy(logits).tolist()]
-        tokens = self._draw(self._adjust(logits, requests), requests)
+        tokens = _draw(self._adjust(logits, requests), requests)
         logprobs = _logprobs(logits, tokens, requests)
         return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
@@ -72,7 +67,7 @@ class Sampler:
             self._bias_and_mask(logits[row], request)
         penalised = [i for i, request in enumerate(requests) if _has_penalties(request.sampling)]
         if penalised:
-            logits[penalised] = self._penalise(logits[penalised], [requests[i] for i in penalised])
+            logits[penalised] = _penalise(logits[penalised], [requests[i] for i in penalised])
         return logits
 
     def _bias_and_mask(self, row: Tensor, request: Request) -> None:
@@ -88,60 +83,6 @@ class Sampler:
             # With ignore_eos the end token is an ordinary one.
             ending = () if params.ignore_eos else (self._eos_token_id,)
             row[[*params.stop_token_ids, *ending]] = -torch.inf
-
-    def _penalise(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
-        counts = np.zeros(logits.shape, dtype=np.int64)
-        seen = np.zeros(logits.shape, dtype=np.bool_)
-        for row, request in enumerate(requests):
-            tokens = np.array(request.tokens)
-            seen[row, tokens] = True
-            np.add.at(counts[row], tokens[request.num_prompt_tokens :], 1)
-
-        def column(name: str) -> Tensor:
-            return logits.new_tensor([getattr(request.sampling, name) for request in requests])
-
-        return ops.apply_penalties(
-            logits,
-            torch.from_numpy(counts).to(logits.device),
-            torch.from_numpy(seen).to(logits.device),
-            presence_R=column("presence_penalty"),
-            frequency_R=column("frequency_penalty"),
-            repetition_R=column("repetition_penalty"),
-        )
-
-    def _draw(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
-        """Greedy rows take the best id, the others draw."""
-        tokens = ops.greedy(logits).tolist()
-        drawn = [i for i, request in enumerate(requests) if not request.sampling.is_greedy]
-        if not drawn:
-            return tokens
-
-        params = [requests[i].sampling for i in drawn]
-        uniforms = [
-            ops.counter_uniform(self._request_seed(requests[i]), len(requests[i].tokens))
-            for i in drawn
-        ]
-
-        def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=logits.device)
-
-        sampled = ops.sample(
-            logits[drawn],
-            temperature_R=column([p.temperature for p in params]),
-            min_p_R=column([p.min_p for p in params]),
-            top_k_R=column([p.top_k for p in params], torch.int64),
-            top_p_R=column([p.top_p for p in params]),
-            uniform_R=column(uniforms),
-        )
-        for row, token in zip(drawn, sampled.tolist(), strict=True):
-            tokens[row] = token
-        return tokens
-
-    def _request_seed(self, request: Request) -> int:
-        if request.sampling.seed is not None:
-            return request.sampling.seed
-        name = f"{self._seed}/{request.request_id}".encode()
-        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
 def _is_plain_greedy(params: SamplingParams) -> bool:
@@ -172,6 +113,53 @@ def _adjusts_logits(request: Request) -> bool:
         or request.num_output_tokens < params.min_tokens
         or _has_penalties(params)
     )
+
+
+def _penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    counts = np.zeros(logits.shape, dtype=np.int64)
+    seen = np.zeros(logits.shape, dtype=np.bool_)
+    for row, request in enumerate(requests):
+        tokens = np.array(request.tokens)
+        seen[row, tokens] = True
+        np.add.at(counts[row], tokens[request.num_prompt_tokens :], 1)
+
+    def column(name: str) -> Tensor:
+        return logits.new_tensor([getattr(request.sampling, name) for request in requests])
+
+    return ops.apply_penalties(
+        logits,
+        torch.from_numpy(counts).to(logits.device),
+        torch.from_numpy(seen).to(logits.device),
+        presence_R=column("presence_penalty"),
+        frequency_R=column("frequency_penalty"),
+        repetition_R=column("repetition_penalty"),
+    )
+
+
+def _draw(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+    """Greedy rows take the best id, the others draw."""
+    tokens = ops.greedy(logits).tolist()
+    drawn = [i for i, request in enumerate(requests) if not request.sampling.is_greedy]
+    if not drawn:
+        return tokens
+
+    params = [requests[i].sampling for i in drawn]
+    uniforms = [ops.counter_uniform(requests[i].seed, len(requests[i].tokens)) for i in drawn]
+
+    def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits.device)
+
+    sampled = ops.sample(
+        logits[drawn],
+        temperature_R=column([p.temperature for p in params]),
+        min_p_R=column([p.min_p for p in params]),
+        top_k_R=column([p.top_k for p in params], torch.int64),
+        top_p_R=column([p.top_p for p in params]),
+        uniform_R=column(uniforms),
+    )
+    for row, token in zip(drawn, sampled.tolist(), strict=True):
+        tokens[row] = token
+    return tokens
 
 
 def _logprobs(

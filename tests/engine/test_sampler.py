@@ -16,12 +16,14 @@ from leadline.kernels.reference import sampling as ops
 
 VOCAB = 64
 EOS = 1
+SAMPLER = Sampler(EOS)
 
 
 def make_request(
     request_id: str = "r",
     prompt: Sequence[int] = (5, 6, 7),
     output: Sequence[int] = (),
+    seed: int = 0,
     **params: Any,
 ) -> Request:
     return Request(
@@ -30,11 +32,8 @@ def make_request(
         num_prompt_tokens=len(prompt),
         sampling=SamplingParams(**{"max_tokens": 100, **params}),
         arrival=0.0,
+        seed=seed,
     )
-
-
-def make_sampler(seed: int = 0) -> Sampler:
-    return Sampler(VOCAB, EOS, seed)
 
 
 def random_logits(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -42,15 +41,15 @@ def random_logits(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32) 
     return 3 * torch.randn(rows, VOCAB, generator=generator, dtype=dtype)
 
 
-def sample_one(logits: Tensor, request: Request, seed: int = 0) -> int:
-    return make_sampler(seed).sample(logits[None], [request])[0].token_id
+def sample_one(logits: Tensor, request: Request) -> int:
+    return SAMPLER.sample(logits[None], [request])[0].token_id
 
 
 def exact_distribution(
     logits: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
     """The distribution by its definition, one id after the other."""
-    probs = torch.softmax(logits.double() / temperature, -1).numpy().copy()
+    probs: np.ndarray = torch.softmax(logits.double() / temperature, -1).numpy().copy()
     probs[probs < min_p * probs.max()] = 0
     best_first = sorted(range(len(probs)), key=lambda i: (-probs[i], i))
     if top_k > 0:
@@ -60,7 +59,8 @@ def exact_distribution(
         if mass >= top_p * total:
             probs[i] = 0
         mass += probs[i]
-    return probs / probs.sum()
+    probs /= probs.sum()
+    return probs
 
 
 def assert_follows(counts: np.ndarray, probs: np.ndarray) -> None:
@@ -111,7 +111,7 @@ def test_request_seeds_draw_from_the_distribution_too() -> None:
     """Same position, seeds i = 0, 1, 2 ...: the choices of a request with n > 1."""
     logits = random_logits(1)[0]
     requests = [make_request(seed=seed) for seed in range(4000)]
-    sampled = make_sampler().sample(logits.expand(len(requests), VOCAB), requests)
+    sampled = SAMPLER.sample(logits.expand(len(requests), VOCAB), requests)
     counts = np.bincount([token.token_id for token in sampled], minlength=VOCAB)
     assert_follows(counts, exact_distribution(logits, temperature=1.0))
 
@@ -132,7 +132,7 @@ def test_greedy_takes_the_smallest_of_equals(dtype: torch.dtype, extra: dict[str
     logits[0, [50, 9, 30]] = 100.0
     logits[1] = 0.0
     requests = [make_request(temperature=0, **extra) for _ in range(2)]
-    assert [t.token_id for t in make_sampler().sample(logits, requests)] == [9, 0]
+    assert [t.token_id for t in SAMPLER.sample(logits, requests)] == [9, 0]
 
 
 def test_tiny_temperature_counts_as_greedy() -> None:
@@ -167,7 +167,7 @@ def test_limits_that_are_off_change_no_draw(params: dict[str, Any]) -> None:
 def test_seed_reproduces_whatever_runs_beside_it() -> None:
     logits = random_logits(5)
     mine = make_request(seed=42, top_p=0.9)
-    alone = make_sampler().sample(logits[2:3], [mine])[0]
+    alone = SAMPLER.sample(logits[2:3], [mine])[0]
     others = [
         make_request("a", temperature=0),
         make_request("b", top_k=4, logprobs=2),
@@ -175,7 +175,7 @@ def test_seed_reproduces_whatever_runs_beside_it() -> None:
         make_request("d", logit_bias={4: 5.0}),
     ]
     batch = [*others[:2], mine, *others[2:]]
-    assert make_sampler(seed=9).sample(logits, batch)[2].token_id == alone.token_id
+    assert SAMPLER.sample(logits, batch)[2].token_id == alone.token_id
 
 
 def test_draws_change_with_seed_and_position() -> None:
@@ -183,16 +183,6 @@ def test_draws_change_with_seed_and_position() -> None:
     by_seed = {sample_one(logits, make_request(seed=s)) for s in range(20)}
     by_position = {sample_one(logits, make_request(seed=1, output=[2] * n)) for n in range(20)}
     assert min(len(by_seed), len(by_position)) > 10
-
-
-def test_requests_without_a_seed_differ_by_id_and_repeat_by_engine_seed() -> None:
-    logits = torch.zeros(20, VOCAB)
-    requests = [make_request(f"r{i}") for i in range(20)]
-    first, again, other = (
-        [t.token_id for t in make_sampler(seed).sample(logits, requests)] for seed in (0, 0, 1)
-    )
-    assert first == again != other
-    assert len(set(first)) > 10
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -223,7 +213,7 @@ def test_a_single_allowed_token_is_the_answer(temperature: float) -> None:
     ],
 )
 def test_presence_and_frequency_count_generated_tokens_only(
-    params: dict[str, float], prompt: list[int], output: list[int], want: int
+    params: dict[str, Any], prompt: list[int], output: list[int], want: int
 ) -> None:
     logits = torch.zeros(VOCAB)
     logits[5], logits[8] = 3.0, 2.5
@@ -249,10 +239,10 @@ def test_penalties_without_history_change_nothing() -> None:
 def test_penalties_of_one_row_leave_its_neighbours_alone() -> None:
     logits = random_logits(1).repeat(2, 1)
     best = int(logits[0].argmax())
-    said = {"output": [best] * 9, "temperature": 0}
-    penalties = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
+    said: dict[str, Any] = {"output": [best] * 9, "temperature": 0}
+    penalties: dict[str, Any] = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
     requests = [make_request(**said, **penalties), make_request(**said)]
-    tokens = [t.token_id for t in make_sampler().sample(logits, requests)]
+    tokens = [t.token_id for t in SAMPLER.sample(logits, requests)]
     assert tokens[0] != best
     assert tokens[1] == best
 
@@ -260,10 +250,11 @@ def test_penalties_of_one_row_leave_its_neighbours_alone() -> None:
 def test_min_tokens_hold_back_the_end_and_stop_tokens() -> None:
     logits = torch.zeros(VOCAB)
     logits[EOS], logits[20], logits[30] = 9.0, 8.0, 7.0
-    params = {"temperature": 0, "min_tokens": 2, "stop_token_ids": (20,)}
+    params: dict[str, Any] = {"temperature": 0, "min_tokens": 2, "stop_token_ids": (20,)}
     assert sample_one(logits, make_request(output=[9], **params)) == 30
     assert sample_one(logits, make_request(output=[9, 9], **params)) == EOS
     assert sample_one(logits, make_request(output=[9], ignore_eos=True, **params)) == EOS
+    assert sample_one(logits, make_request(ignore_eos=True, temperature=0, min_tokens=1)) == EOS
 
 
 def test_the_callers_logits_are_left_as_they_were() -> None:
@@ -273,7 +264,7 @@ def test_the_callers_logits_are_left_as_they_were() -> None:
         make_request(logit_bias={3: 5.0}, output=[4], presence_penalty=1.0),
         make_request(allowed_token_ids=(3, 4), min_tokens=1),
     ]
-    make_sampler().sample(logits, requests)
+    SAMPLER.sample(logits, requests)
     assert torch.equal(logits, before)
 
 
@@ -283,7 +274,7 @@ def test_logprobs_are_the_models_own(count: int) -> None:
     logits = random_logits(1)[0]
     worst = int(logits.argmin())
     request = make_request(logprobs=count, temperature=0.3, seed=1, allowed_token_ids=(worst,))
-    sampled = make_sampler().sample(logits[None], [request])[0]
+    sampled = SAMPLER.sample(logits[None], [request])[0]
     want = torch.log_softmax(logits.double(), -1)
     assert sampled.logprobs is not None
     assert sampled.logprobs.token_id == sampled.token_id == worst
@@ -299,7 +290,7 @@ def test_logprobs_are_the_models_own(count: int) -> None:
 
 def test_rank_of_a_tied_greedy_token_is_one() -> None:
     request = make_request(logprobs=1, temperature=0)
-    logprobs = make_sampler().sample(torch.zeros(1, VOCAB), [request])[0].logprobs
+    logprobs = SAMPLER.sample(torch.zeros(1, VOCAB), [request])[0].logprobs
     assert logprobs is not None
     assert logprobs.rank == 1
     assert logprobs.logprob == pytest.approx(-math.log(VOCAB))
@@ -327,7 +318,7 @@ def test_a_row_without_a_distribution_is_minus_one(kind: str, params: dict[str, 
             logits[1] = -torch.inf
         case "+inf":
             logits[1, 7] = torch.inf
-    before, bad, after = make_sampler().sample(logits, [make_request(**params) for _ in range(3)])
+    before, bad, after = SAMPLER.sample(logits, [make_request(**params) for _ in range(3)])
     assert bad.token_id == -1
     assert bad.logprobs is None
     assert 0 <= before.token_id < VOCAB
@@ -346,4 +337,4 @@ def test_minus_inf_ids_are_never_drawn() -> None:
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert make_sampler().sample(torch.empty(0, VOCAB), []) == []
+    assert SAMPLER.sample(torch.empty(0, VOCAB), []) == []
