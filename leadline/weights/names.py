@@ -32,7 +32,7 @@ class Role(StrEnum):
     NORM = "norms"
     MHC = "hyper-connections"
     ATTENTION = "attention"
-    COMPRESSED_KV = "compressor and index keys"
+    COMPRESSED_KV = "compressed KV"
     INDEXER = "indexer"
     ROUTER = "router"
     ROUTED_EXPERT = "routed experts"
