@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import leadline.weights.load
 from leadline.config.model import ModelConfig, load_model_config
 from leadline.config.presets import preset
 from leadline.core.errors import CheckpointError
@@ -156,6 +157,44 @@ def test_vision_tensors_are_skipped_by_name(folder: Path, tmp_path: Path) -> Non
     add = edits(2, lambda t: t | {name: torch.zeros(4) for name in vision}, index=True)
     checkpoint = Checkpoint(copied(folder, tmp_path, add))
     assert verify(checkpoint, CONFIG).skipped == {"draft": 169, "vision": 3}
+
+
+class Bar:
+    """A progress bar that counts."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+
+    def update(self, count: int) -> None:
+        self.done += count
+
+    def close(self) -> None:
+        self.total -= self.done
+
+
+def test_progress_counts_every_byte_but_those_of_tables(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[Bar] = []
+
+    def make(total: int) -> Bar:
+        bars.append(Bar(total))
+        return bars[0]
+
+    monkeypatch.setattr(leadline.weights.load, "_progress_bar", make)
+    source = CheckpointSource(Checkpoint(folder), CONFIG)
+    take_all(source, CONFIG)
+    source.finish()
+    assert bars[0].done > 2_000_000
+    assert bars[0].total == 0
+
+
+def test_progress_is_silent_without_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = CheckpointSource(Checkpoint(folder), CONFIG)
+    source.tensor("embed.weight", torch.float32)
+    assert capsys.readouterr().err == ""
 
 
 def test_finish_names_what_was_never_taken(folder: Path) -> None:
