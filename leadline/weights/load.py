@@ -112,7 +112,8 @@ class _Source:
         """Close the progress bar, and assert that one rank took every weight exactly once."""
         if self._progress is not None:
             self._progress.close()
-        left = [name for name in self._weights if name not in self._taken]
+        needed = (n for n, spec in self._weights.items() if spec.role is not Role.IMAGE_ROUTER)
+        left = [name for name in needed if name not in self._taken]
         twice = [name for name, count in self._taken.items() if count > 1]
         assert not left, f"{len(left)} weights were never taken, the first is {left[0]}"
         assert not twice, f"{len(twice)} weights were taken twice, the first is {twice[0]}"
@@ -161,6 +162,8 @@ class _Source:
 class CheckpointSource(_Source):
     """The backbone weights of a checkpoint.
 
+    The router biases of image tokens must be in the files, but nobody needs to take them yet.
+
     Args:
         checkpoint: the files.
         config: what they must hold; draft and vision tensors are skipped.
@@ -175,9 +178,10 @@ class CheckpointSource(_Source):
     ) -> None:
         contents = verify(checkpoint, config)
         logger.info("%s: %s", checkpoint.path, contents.summary())
-        tables = {n for n, spec in contents.weights.items() if spec.role is Role.ENGRAM_TABLE}
-        tables |= {scale_name(name) for name in tables}
-        to_read = sum(entry.nbytes for entry in contents.used if entry.name not in tables)
+        unread_roles = (Role.ENGRAM_TABLE, Role.IMAGE_ROUTER)
+        unread = {n for n, spec in contents.weights.items() if spec.role in unread_roles}
+        unread |= {scale_name(name) for name in unread}
+        to_read = sum(entry.nbytes for entry in contents.used if entry.name not in unread)
         progress = _progress_bar(to_read) if show_progress else None
         super().__init__(checkpoint, contents.weights, contents.formats, progress)
 
@@ -204,14 +208,14 @@ class _RandomTensors:
     """Stored tensors that are made when asked for."""
 
     def __init__(self, weights: dict[str, WeightSpec], seed: int) -> None:
-        self._weights = {name: (spec, seed) for name, spec in weights.items()}
+        # A scale is asked for by its own name, and made together with its codes.
+        self._owners = {scale_name(name): spec for name, spec in weights.items()} | weights
+        self._seed = seed
         self._last: dict[str, Tensor] = {}
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._last:  # codes and scales of a weight are made together
-            weight = name.removesuffix(".scale") + ".weight" if name.endswith(".scale") else name
-            spec, seed = self._weights[weight]
-            self._last = random_tensors(spec, seed=seed)
+        if name not in self._last:
+            self._last = random_tensors(self._owners[name], seed=self._seed)
         tensor = self._last[name]
         return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
