@@ -1,1 +1,1 @@
-
+"""Programs run by hand: ``python -m leadline.tools.NAME``."""

@@ -1,0 +1,51 @@
+"""What every test gets: one thread, a seed of its own, golden files, and a reason when skipped."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import zlib
+from pathlib import Path
+
+# Before torch is imported anywhere: tests run side by side, one core each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# The same examples on every run; `--hypothesis-profile dev` looks further, at random.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("dev", max_examples=1000, deadline=None)
+settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> None:
+    """Seed the global generators from the test's id, whatever ran before it."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    # Tests of the parts without torch must not pay for importing it.
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of the golden vectors (``golden/SOURCE.md``)."""
+    return Path(__file__).parent / "golden"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more GPUs than there are."""
+    wanted = 1 if item.get_closest_marker("gpu") else 0
+    if marker := item.get_closest_marker("multi_gpu"):
+        wanted = marker.args[0]
+    if wanted:
+        import torch
+
+        found = torch.cuda.device_count()
+        if found < wanted:
+            pytest.skip(f"needs {wanted} GPU(s), this machine has {found}")
