@@ -112,7 +112,8 @@ class _Source:
     def finish(self) -> None:
         """Close the progress bar, and assert that one rank took every weight exactly once."""
         self._progress.close()
-        left = [name for name in self._weights if name not in self._taken]
+        needed = (n for n, spec in self._weights.items() if spec.role is not Role.IMAGE_ROUTER)
+        left = [name for name in needed if name not in self._taken]
         twice = [name for name, count in self._taken.items() if count > 1]
         assert not left, f"{len(left)} weights were never taken, the first is {left[0]}"
         assert not twice, f"{len(twice)} weights were taken twice, the first is {twice[0]}"

@@ -35,6 +35,7 @@ class Role(StrEnum):
     COMPRESSED_KV = "compressor and index keys"
     INDEXER = "indexer"
     ROUTER = "router"
+    IMAGE_ROUTER = "router bias of image tokens"  # unused until there is a vision tower
     ROUTED_EXPERT = "routed experts"
     SHARED_EXPERT = "shared experts"
     ENGRAM = "engram projections"
@@ -228,7 +229,7 @@ def _block(t: _Table, c: ModelConfig, num_experts: int) -> None:
     t.bf16("ffn_norm.weight", (width,), Role.NORM)
     t.bf16("ffn.gate.weight", (num_experts, width), Role.ROUTER)
     t.fp32("ffn.gate.bias", (num_experts,), Role.ROUTER)
-    t.fp32("ffn.gate.bias_vl", (num_experts,), Role.ROUTER)
+    t.fp32("ffn.gate.bias_vl", (num_experts,), Role.IMAGE_ROUTER)
     for which, shape in _expert_matrices(width, inner):
         t.packed(f"ffn.shared_experts.{which}.weight", shape, Role.SHARED_EXPERT)
     for expert in range(num_experts):
