@@ -200,6 +200,8 @@ class Request:
         floor_up: U, first position that has window KV in the upper layers.
         prefill_end: E, the tokens known when prefill was entered.
         fed: next position to feed.
+        num_bypassed: times that later requests were admitted past this waiting one.
+        seed: of its random draws, the client's or one that the engine drew.
         wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
     """
 
@@ -212,7 +214,7 @@ class Request:
     session_key: str | None = None
     wants_prompt_logits: bool = False
     state: RequestState = RequestState.WAITING
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     slot: int = 0
     cached: int = 0
     floor_lo: int = 0
@@ -220,6 +222,7 @@ class Request:
     prefill_end: int = 0
     fed: int = 0
     num_preemptions: int = 0
+    num_bypassed: int = 0
     seed: int = 0
 
     @property
