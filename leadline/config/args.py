@@ -60,14 +60,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Tuples are named in the plural, their flags in the singular."""
-        name = self.name.removesuffix("s") if self.type is tuple else self.name
-        return "--" + name.replace("_", "-")
+        return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
         """The environment variable of the flag."""
-        return "LEADLINE_" + self.flag[2:].replace("-", "_").upper()
+        return "LEADLINE_" + self.name.upper()
 
 
 def settings(config_type: type) -> Iterator[Setting]:

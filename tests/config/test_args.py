@@ -19,11 +19,11 @@ class DoorConfig:
     Attributes:
         port: where to listen; 100% of ports
             are allowed.
-        served_model_names: names that clients use.
+        served_model_name: names that clients use.
     """
 
     port: int = 8000
-    served_model_names: tuple[str, ...] = ()
+    served_model_name: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,8 @@ def test_auto_is_none_where_none_means_the_best() -> None:
     assert parse("--dtype", "auto") == {"dtype": "auto"}
 
 
-def test_a_plural_field_is_a_singular_flag_of_several_values() -> None:
-    assert parse("--served-model-name", "a", "b") == {"served_model_names": ["a", "b"]}
+def test_a_tuple_takes_several_values() -> None:
+    assert parse("--served-model-name", "a", "b") == {"served_model_name": ["a", "b"]}
 
 
 def test_positionals_may_stand_before_and_behind_flags() -> None:
@@ -135,7 +135,7 @@ def test_environment_gives_values_and_the_command_line_wins() -> None:
         "max_num_seqs": 2,
         "exact_rounding": False,
         "debug_nonfinite": True,
-        "served_model_names": ["x", "y"],
+        "served_model_name": ["x", "y"],
         "kv_cache_memory_bytes": 1024**3,
     }
 
