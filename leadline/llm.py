@@ -6,9 +6,10 @@ by ``LLM.chat`` (serving-api 15.2).
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ from torch import Tensor
 from leadline.config import compat
 from leadline.config.args import closest, from_values, settings
 from leadline.config.engine import EngineConfig
+from leadline.config.presets import PRESETS
 from leadline.core.errors import BadRequest, ConfigError, LeadlineError
 from leadline.core.request import (
     EngineRequest,
@@ -118,9 +120,7 @@ class LLM:
                 raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
         values = {"model": str(model), **compat.settle(options)}
         self.config = from_values(EngineConfig, values)
-        self._tokenizer: Tokenizer | None = None
-        if not skip_tokenizer_init and (tokenizer or self.config.load_format != "dummy"):
-            self._tokenizer = _load_tokenizer(tokenizer, self.config)
+        self._tokenizer = None if skip_tokenizer_init else _load_tokenizer(tokenizer, self.config)
         self._chat_encoder: ChatEncoder | None = None
         self._engine = build_engine(self.config)
         self._ids = itertools.count()
@@ -238,6 +238,7 @@ class LLM:
 
     def _tokenize(self, prompt: Prompt, param: str) -> tuple[str | None, Sequence[int]]:
         """The text, where there is one, and the ids."""
+        value: Any = prompt
         if isinstance(prompt, Mapping):
             if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
                 raise BadRequest(
@@ -245,13 +246,18 @@ class LLM:
                     "prompt_token_ids",
                     param=param,
                 )
-            prompt = next(iter(prompt.values()))
-        if not isinstance(prompt, str):
-            return None, prompt
-        tokenizer = self.get_tokenizer()
-        ids = tokenizer.encode(prompt)
-        bos = tokenizer.bos_token_id
-        return prompt, ids if ids[:1] == [bos] else [bos, *ids]
+            (value,) = prompt.values()
+        if isinstance(value, str):
+            tokenizer = self.get_tokenizer()
+            ids = tokenizer.encode(value)
+            bos = tokenizer.bos_token_id
+            return value, ids if ids[:1] == [bos] else [bos, *ids]
+        try:
+            return None, [operator.index(token_id) for token_id in value]
+        except TypeError:
+            raise BadRequest(
+                f"{param} is {value!r}; it must be a string or a list of token ids", param=param
+            ) from None
 
     def _require_chat_encoder(self) -> ChatEncoder:
         if self._chat_encoder is None:
@@ -276,7 +282,7 @@ class LLM:
                 results.append(result)
                 for index in range(sampling.n):
                     name = f"{request_id}-{index}"
-                    choice = _Choice(result, index, _sampling_of_choice(sampling, index), self._tokenizer)
+                    choice = _Choice(result, index, sampling, self._tokenizer)
                     self._engine.add(EngineRequest(name, tuple(ids), choice.sampling))
                     running[name] = choice
             self._step_until_done(running, use_tqdm)
@@ -301,3 +307,115 @@ class LLM:
                         advance()
                         if output.finish_reason is None:  # a stop string: the engine goes on
                             self._engine.abort(output.request_id)
+
+
+class _Choice:
+    """One answer while it is being generated: engine outputs in, ``CompletionOutput`` out.
+
+    Attributes:
+        sampling: the engine's parameters of this choice alone.
+        has_ended: by the engine or by a stop string.
+    """
+
+    def __init__(
+        self,
+        result: RequestOutput,
+        index: int,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.sampling = sampling.choice(index)
+        self.has_ended = False
+        self._result = result
+        self._tokenizer = tokenizer
+        self._output = CompletionOutput(index)
+        self._logprobs: list[TokenLogprobs] = []
+        result.outputs.append(self._output)
+        self._text: TextOutput | None = None
+        if tokenizer is not None and sampling.detokenize:
+            self._text = TextOutput(tokenizer, self.sampling)
+        elif sampling.stop:
+            raise BadRequest("stop strings need a tokenizer and detokenize", param="stop")
+
+    def push(self, news: TokenOutput) -> None:
+        """Take a step's tokens.
+
+        Raises:
+            LeadlineError: the request failed.
+        """
+        if news.finish_reason is FinishReason.ERROR:
+            raise LeadlineError(f"request {self._result.request_id} failed: {news.error}")
+        output = self._output
+        output.token_ids += news.token_ids
+        self._logprobs += news.logprobs
+        self._result.num_cached_tokens = max(self._result.num_cached_tokens, news.num_cached_tokens)
+        reason: FinishReason | None
+        if self._text is None:
+            reason = news.finish_reason
+            if news.stop_token_id in self.sampling.stop_token_ids:
+                output.stop_reason = news.stop_token_id
+        else:
+            output.text += self._text.push(news)
+            reason, output.stop_reason = self._text.finish_reason, self._text.stop_reason
+        if reason is not None:
+            output.finish_reason = reason.value
+            self._finish()
+
+    def _finish(self) -> None:
+        self.has_ended = True
+        if self._text is not None:  # tokens of the last step behind a stop string
+            del self._output.token_ids[self._text.num_tokens :]
+        if self.sampling.logprobs is not None:
+            kept = self._logprobs[: len(self._output.token_ids)]
+            self._output.cumulative_logprob = sum(entry.logprob for entry in kept)
+            self._output.logprobs = [self._entry(token) for token in kept]
+
+    def _entry(self, token: TokenLogprobs) -> dict[int, Logprob]:
+        ranked = [(id, logprob, rank) for rank, (id, logprob) in enumerate(token.top, start=1)]
+        decode = self._tokenizer.decode if self._tokenizer else None
+        return {
+            id: Logprob(logprob, rank, decode([id]) if decode else None)
+            for id, logprob, rank in [*ranked, (token.token_id, token.logprob, token.rank)]
+        }
+
+
+def _load_tokenizer(tokenizer: str | Path | None, config: EngineConfig) -> Tokenizer | None:
+    """The named one, else the model's; a preset has none."""
+    if tokenizer is None and config.load_format == "dummy" and config.model in PRESETS:
+        return None
+    path = Path(tokenizer) if tokenizer else resolve_checkpoint(config.model, config.revision)
+    return Tokenizer(path / "tokenizer.json" if path.is_dir() else path)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A single prompt as a list of one; a list of ids is a single prompt."""
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) and hasattr(prompts[0], "__index__")):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise BadRequest(
+            f"sampling_params has {len(params)} entries for {count} prompts; give one or {count}",
+            param="sampling_params",
+        )
+    return params
+
+
+@contextlib.contextmanager
+def _progress(total: int, wanted: bool) -> Iterator[Callable[[], object]]:
+    """A function to call once per finished answer."""
+    try:
+        from tqdm import tqdm
+    except ImportError:  # a nicety that token ids must not depend on
+        wanted = False
+    if not wanted:
+        yield lambda: None
+        return
+    with tqdm(total=total, desc="Answers", dynamic_ncols=True) as bar:
+        yield bar.update
