@@ -53,24 +53,24 @@ def _matrix_values(shape: tuple[int, ...], generator: torch.Generator) -> Tensor
     The level (2^-2 .. 2^1) makes neighbouring scales differ, as those of trained weights do.
     """
     rows, cols = shape
-    values = torch.randn(shape, generator=generator) * min(0.05, cols**-0.5)
+    values: Tensor = torch.randn(shape, generator=generator) * min(0.05, cols**-0.5)
     tiles = torch.randint(-2, 2, (-(-rows // 32), -(-cols // 32)), generator=generator)
     levels = torch.exp2(tiles.float()).repeat_interleave(32, 0).repeat_interleave(32, 1)
-    return values * levels[:rows, :cols]
+    return values.mul_(levels[:rows, :cols])
 
 
 def _plain_values(spec: WeightSpec, generator: torch.Generator) -> Tensor:
     """float32 values of the magnitudes that v41-model section 11 suggests, by what they are."""
-    normal = torch.randn(spec.shape, generator=generator)
+    normal: Tensor = torch.randn(spec.shape, generator=generator)
     name = spec.name
     if name.endswith("attn_sink"):
         return normal
     if name.endswith(("gate.bias", "gate.bias_vl")):
         return normal * 0.1
     if spec.role is Role.NORM or name.endswith(("norm.weight", "q_weight", "k_weight")):
-        return 1 + normal * 0.05
+        return normal * 0.05 + 1
     if name.endswith("_scale"):
-        return 0.5 + torch.rand(spec.shape, generator=generator)
+        return torch.rand(spec.shape, generator=generator) + 0.5
     if name.endswith("_base"):
         return normal * 0.5
     if name.endswith("_fn"):
