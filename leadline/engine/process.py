@@ -105,9 +105,7 @@ def run_engine_process(connection: Connection, config: EngineConfig, factory: st
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, function = factory.partition(":")
     try:
-        build: Callable[[EngineConfig], Engine] = getattr(
-            importlib.import_module(module), function
-        )
+        build: Callable[[EngineConfig], Engine] = getattr(importlib.import_module(module), function)
         engine = build(config)
     except LeadlineError as error:
         connection.send(Failed(error))
