@@ -187,7 +187,10 @@ def test_decodes_run_first_and_prefill_rows_are_capped_beside_them() -> None:
     assert harness.step().num_prefill_rows == 300
     harness.add(make("long", 700, 5, arrival=1.0))
     plan = harness.step()
-    assert [(g.request.request_id, g.num_rows) for g in plan.groups] == [("short", 1), ("long", 100)]
+    assert [(g.request.request_id, g.num_rows) for g in plan.groups] == [
+        ("short", 1),
+        ("long", 100),
+    ]
     harness.run()
 
 
