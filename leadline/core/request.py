@@ -6,7 +6,7 @@ import enum
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from leadline.core.errors import BadRequest
 
@@ -98,6 +98,13 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    def choice(self, index: int) -> SamplingParams:
+        """Of one of the ``n`` choices: ``n`` = 1, seed ``seed + index`` (serving-api 9.1)."""
+        if self.seed is None:
+            return replace(self, n=1)
+        seed = (self.seed + index + 2**63) % 2**64 - 2**63  # stays a signed 64-bit number
+        return replace(self, n=1, seed=seed)
 
 
 def _check_number(

@@ -7,7 +7,9 @@ weights, or on how a checkpoint is cut into shards.
 from __future__ import annotations
 
 import hashlib
+import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +32,8 @@ def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[
         plain: leave packed formats out: bf16 ``[out, in]`` without a scale.
     """
     digest = hashlib.sha256(f"{seed}/{spec.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+    # NumPy's, because torch draws other normal values on a CPU with other vector units.
+    generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     if plain or spec.format is WeightFormat.PLAIN:
         dtype = torch.float32 if spec.dtype == "F32" else torch.bfloat16
         return {spec.name: _plain_values(spec, generator).to(dtype)}
@@ -47,21 +50,21 @@ def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[
     return {spec.name: codes, scale_name(spec.name): scales}
 
 
-def _matrix_values(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _matrix_values(shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
     """N(0, s) with s about 0.05, or less for wide inputs, and a level of its own per tile.
 
     The level (2^-2 .. 2^1) makes neighbouring scales differ, as those of trained weights do.
     """
     rows, cols = shape
-    values = torch.randn(shape, generator=generator) * min(0.05, cols**-0.5)
-    tiles = torch.randint(-2, 2, (-(-rows // 32), -(-cols // 32)), generator=generator)
+    values = _normal(shape, generator) * min(0.05, 1 / math.sqrt(cols))
+    tiles = torch.from_numpy(generator.integers(-2, 2, (-(-rows // 32), -(-cols // 32))))
     levels = torch.exp2(tiles.float()).repeat_interleave(32, 0).repeat_interleave(32, 1)
     return values * levels[:rows, :cols]
 
 
-def _plain_values(spec: WeightSpec, generator: torch.Generator) -> Tensor:
+def _plain_values(spec: WeightSpec, generator: np.random.Generator) -> Tensor:
     """float32 values of the magnitudes that v41-model section 11 suggests, by what they are."""
-    normal = torch.randn(spec.shape, generator=generator)
+    normal = _normal(spec.shape, generator)
     name = spec.name
     if name.endswith("attn_sink"):
         return normal
@@ -70,9 +73,13 @@ def _plain_values(spec: WeightSpec, generator: torch.Generator) -> Tensor:
     if spec.role is Role.NORM or name.endswith(("norm.weight", "q_weight", "k_weight")):
         return 1 + normal * 0.05
     if name.endswith("_scale"):
-        return 0.5 + torch.rand(spec.shape, generator=generator)
+        return torch.from_numpy(generator.random(spec.shape, dtype=np.float32)) + 0.5
     if name.endswith("_base"):
         return normal * 0.5
     if name.endswith("_fn"):
-        return normal * min(0.02, spec.shape[1] ** -0.5)
+        return normal * min(0.02, 1 / math.sqrt(spec.shape[1]))
     return _matrix_values(spec.shape, generator)
+
+
+def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+    return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))

@@ -1,1 +1,1 @@
-
+"""The OpenAI dialect: chat completions and completions."""
