@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded
 from leadline.core.request import EngineRequest, FinishReason, SamplingParams, TokenOutput
@@ -15,6 +15,21 @@ from leadline.serving.errors import GenerationFailed
 
 T = TypeVar("T")
 Piece = TypeVar("Piece", covariant=True)
+
+
+class Step(NamedTuple, Generic[Piece]):
+    """One output of the engine as its reader saw it.
+
+    Attributes:
+        piece: what the reader made of it.
+        num_tokens: how many of its tokens count: those up to a stop string's end.
+        finish_reason: set with the last step of a choice.
+    """
+
+    output: TokenOutput
+    piece: Piece
+    num_tokens: int
+    finish_reason: str | None
 
 
 class OutputReader(Protocol[Piece]):
@@ -54,8 +69,8 @@ def choice_requests(
 
 async def read_choice(
     server: Server, request: EngineRequest, reader: OutputReader[Piece], log_id: str
-) -> AsyncGenerator[tuple[TokenOutput, Piece], None]:
-    """Submit ``request`` and yield each output with what the reader made of it.
+) -> AsyncGenerator[Step[Piece], None]:
+    """Submit ``request`` and read its outputs, step by step.
 
     Ends with the reader, which may be before the engine; closing it aborts the request.
 
@@ -71,11 +86,12 @@ async def read_choice(
                 timer.observe(output)
                 if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise GenerationFailed(output.error or "the server ended this request")
+                num_before = reader.num_tokens
                 piece = reader.push(output)
                 finished = reader.finish_reason
                 if finished is not None:
                     reason = "length" if finished == FinishReason.LENGTH else "stop"
-                yield output, piece
+                yield Step(output, piece, reader.num_tokens - num_before, finished)
                 if finished is not None:
                     return
             raise EngineDead("the engine ended in the middle of this request")

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.core.errors import BadRequest
-from leadline.core.request import EngineRequest, SamplingParams, TokenLogprobs, TokenOutput
+from leadline.core.request import EngineRequest, SamplingParams, TokenLogprobs
 from leadline.serving.body import decode_body, read_body
 from leadline.serving.context import Server, prepare, request_id_of, server_of
-from leadline.serving.generation import choice_requests, merge, read_choice
+from leadline.serving.generation import Step, choice_requests, merge, read_choice
 from leadline.serving.openai.answers import (
     FINGERPRINT,
     ChatChoice,
@@ -133,13 +133,12 @@ class _Choice:
         self.started = False
         self._tokenizer = server.tokenizer
         self._entries: list[TokenLogprobs] = []
-        self._num_counted = 0
 
-    def note_logprobs(self, output: TokenOutput) -> None:
-        """Keep the entries of an output that the parser has read."""
-        num_new = self.parser.num_tokens - self._num_counted
-        self._num_counted += num_new
-        self._entries += shown_entries(output, num_new, self.request.sampling, self._tokenizer)
+    def note_logprobs(self, step: Step[list[Delta]]) -> None:
+        """Keep the entries of a step's tokens."""
+        self._entries += shown_entries(
+            step.output, step.num_tokens, self.request.sampling, self._tokenizer
+        )
 
     def take_logprobs(self) -> ChatLogprobs | None:
         """Entries since the last call: a token that was held back keeps its entry until then."""
@@ -169,14 +168,14 @@ class ChatAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; one item holds what one output of the engine gave."""
         async with aclosing(self._outputs()) as outputs:
-            async for choice, deltas in outputs:
+            async for choice, deltas, finish_reason in outputs:
                 data = b""
                 if not choice.started:
                     choice.started = True
                     data = self._event(choice, ChatDelta(role="assistant", content=""), None)
                 for delta in deltas:
                     data += self._event(choice, _wire(delta), choice.take_logprobs())
-                if choice.parser.finish_reason is not None:
+                if finish_reason is not None:
                     data += self._event(choice, ChatDelta(), choice.take_logprobs(), last=True)
                 if data:
                     yield data
@@ -187,7 +186,7 @@ class ChatAnswer:
         """The same deltas, joined."""
         messages = [_MessageBuilder() for _ in self._choices]
         async with aclosing(self._outputs()) as outputs:
-            async for choice, deltas in outputs:
+            async for choice, deltas, _ in outputs:
                 for delta in deltas:
                     messages[choice.index].add(delta)
         return ChatCompletion(
@@ -208,21 +207,21 @@ class ChatAnswer:
             usage=self._usage(),
         )
 
-    async def _outputs(self) -> AsyncGenerator[tuple[_Choice, list[Delta]], None]:
-        """What the choices say, as they say it."""
+    async def _outputs(self) -> AsyncGenerator[tuple[_Choice, list[Delta], str | None], None]:
+        """What the choices say, as they say it, and how each ends."""
         hides_reasoning = self._call.body.include_reasoning is False
         is_admitted = False
-        async with aclosing(merge(self._streams)) as outputs:
-            async for index, (output, deltas) in outputs:
+        async with aclosing(merge(self._streams)) as steps:
+            async for index, step in steps:
                 if not is_admitted:
                     is_admitted = True
-                    self._meter.admit(output, len(self._call.prompt.token_ids))
-                choice = self._choices[index]
-                if output.logprobs:
-                    choice.note_logprobs(output)
+                    self._meter.admit(step.output, len(self._call.prompt.token_ids))
+                choice, deltas = self._choices[index], step.piece
+                if step.output.logprobs:
+                    choice.note_logprobs(step)
                 if hides_reasoning:
                     deltas = [delta for delta in deltas if delta.reasoning_content is None]
-                yield choice, deltas
+                yield choice, deltas, step.finish_reason
 
     def _event(
         self,

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.core.errors import BadRequest
-from leadline.core.request import EngineRequest, SamplingParams, TokenOutput
+from leadline.core.request import EngineRequest, SamplingParams
 from leadline.serving.body import decode_body, read_body
 from leadline.serving.context import Server, prepare, request_id_of, server_of
-from leadline.serving.generation import choice_requests, merge, read_choice
+from leadline.serving.generation import Step, choice_requests, merge, read_choice
 from leadline.serving.openai.answers import (
     FINGERPRINT,
     Completion,
@@ -156,21 +156,19 @@ class _Choice:
         self.reader = TextOutput(server.tokenizer, request.sampling)
         self.started = False
         self._tokenizer = server.tokenizer
-        self._num_counted = 0
         self._text_offset = 0
 
-    def part(self, output: TokenOutput, text: str) -> CompletionChoice:
-        """What an output that the reader has read adds to the choice."""
-        num_new = self.reader.num_tokens - self._num_counted
-        self._num_counted += num_new
+    def part(self, step: Step[str]) -> CompletionChoice:
+        """What a step adds to the choice."""
         logprobs = None
-        if output.logprobs:
-            entries = shown_entries(output, num_new, self.request.sampling, self._tokenizer)
+        if step.output.logprobs:
+            entries = shown_entries(
+                step.output, step.num_tokens, self.request.sampling, self._tokenizer
+            )
             logprobs = completion_logprobs(entries, self._tokenizer, text_offset=self._text_offset)
             self._text_offset += sum(map(len, logprobs.tokens))
-        return CompletionChoice(
-            self.index, text, logprobs, self.reader.finish_reason, self.reader.stop_reason
-        )
+        stop_reason = None if step.finish_reason is None else self.reader.stop_reason
+        return CompletionChoice(self.index, step.piece, logprobs, step.finish_reason, stop_reason)
 
     def echo(self) -> CompletionChoice:
         """The prompt as the beginning of the answer."""
@@ -221,16 +219,16 @@ class CompletionAnswer:
         return self._completion(choices, self._usage())
 
     async def _parts(self) -> AsyncGenerator[CompletionChoice, None]:
-        async with aclosing(merge(self._streams)) as outputs:
-            async for index, (output, text) in outputs:
+        async with aclosing(merge(self._streams)) as steps:
+            async for index, step in steps:
                 choice = self._choices[index]
                 if not choice.started:
                     choice.started = True
                     if index % self._n == 0:
-                        self._meter.admit(output, len(choice.request.prompt_token_ids))
+                        self._meter.admit(step.output, len(choice.request.prompt_token_ids))
                     if self._call.body.echo:
                         yield choice.echo()
-                yield choice.part(output, text)
+                yield choice.part(step)
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
