@@ -7,42 +7,14 @@ needs and nobody else (design.md, cache-and-scheduling 1.3). Packed bytes are th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from leadline.config.model import ModelConfig
 from leadline.core.errors import ConfigError
+from leadline.kernels.records import Record
 
 PAGE_SIZE = 256
 # Rows of an open-group ring: (ratio - 1) + the longest step's rows, rounded up (1.3 and 1.4).
 COMPRESSOR_RING_ROWS = 8
-
-
-class Record(StrEnum):
-    """How one row of ``n`` channels is stored (v41-model section 4, kernels.md 0.2)."""
-
-    FP8_32 = "fp8_32"  # e4m3 codes, then one UE8M0 byte per 32 channels
-    FP4_16 = "fp4_16"  # e2m1 pairs, then one e4m3 scale byte per 16 channels
-    FP4_32 = "fp4_32"  # e2m1 pairs and one UE8M0 byte per 32; a page holds values, then scales
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-
-    @property
-    def is_quantized(self) -> bool:
-        return self in (Record.FP8_32, Record.FP4_16, Record.FP4_32)
-
-    def num_bytes(self, channels: int) -> int:
-        """Bytes of one record of ``channels`` channels."""
-        match self:
-            case Record.FP8_32:
-                return channels + channels // 32
-            case Record.FP4_16:
-                return channels // 2 + channels // 16
-            case Record.FP4_32:
-                return channels // 2 + channels // 32
-            case Record.BFLOAT16:
-                return 2 * channels
-            case Record.FLOAT32:
-                return 4 * channels
 
 
 # --kv-cache-dtype -> (window, compressed, index key) records (design.md).

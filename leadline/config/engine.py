@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from leadline.core.errors import ConfigError, NotSupported
 
@@ -27,14 +27,10 @@ class CacheConfig:
     swa_bounded_replay: bool | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]"
-            )
-        if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes <= 0:
-            raise ConfigError(
-                f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes}; it must be positive"
-            )
+        share = self.gpu_memory_utilization
+        if not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization is {share!r}; it must lie in (0, 1]")
+        _integers(self, 1, "kv_cache_memory_bytes")
         if self.enable_prefix_caching:
             raise NotSupported("enable_prefix_caching: prefix caching does not exist yet")
         if self.swa_bounded_replay:
@@ -65,9 +61,17 @@ class SchedulerConfig:
     rows_per_decode: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_prefill_rows", "max_prefills"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        _integers(
+            self,
+            1,
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_prefill_rows",
+            "max_prefills",
+            "max_num_queued_reqs",
+            "rows_per_decode",
+        )
+        _integers(self, 0, "max_bypass")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
@@ -113,10 +117,25 @@ class EngineConfig:
         _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
         _choice("device", self.device, ("auto", "cpu", "cuda"))
         _choice("load_format", self.load_format, ("auto", "safetensors", "dummy"))
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len is {self.max_model_len}; it must be at least 2")
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(
+                f"model is {self.model!r}; name a checkpoint folder, a hub id or a preset"
+            )
+        _integers(self, 2, "max_model_len")  # one token of prompt, one of answer
+        _integers(self, -(2**63), "seed")
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _integers(config: object, low: int, *names: str) -> None:
+    """Every named field is an integer from ``low`` on, or None where None is its default."""
+    defaults = {field.name: field.default for field in fields(config)}  # type: ignore[arg-type]
+    for name in names:
+        value = getattr(config, name)
+        if value is None and defaults[name] is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ConfigError(f"{name} is {value!r}; it must be an integer of at least {low}")

@@ -6,7 +6,7 @@ import enum
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from leadline.core.errors import BadRequest
 
@@ -98,6 +98,13 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    def choice(self, index: int) -> SamplingParams:
+        """Of one of the ``n`` choices: ``n`` = 1, seed ``seed + index`` (serving-api 9.1)."""
+        if self.seed is None:
+            return replace(self, n=1)
+        seed = (self.seed + index + 2**63) % 2**64 - 2**63  # stays a signed 64-bit number
+        return replace(self, n=1, seed=seed)
 
 
 def _check_number(
@@ -200,6 +207,8 @@ class Request:
         floor_up: U, first position that has window KV in the upper layers.
         prefill_end: E, the tokens known when prefill was entered.
         fed: next position to feed.
+        num_bypassed: times that later requests were admitted past this waiting one.
+        seed: of its random draws, the client's or one that the engine drew.
         wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
     """
 
@@ -212,7 +221,7 @@ class Request:
     session_key: str | None = None
     wants_prompt_logits: bool = False
     state: RequestState = RequestState.WAITING
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     slot: int = 0
     cached: int = 0
     floor_lo: int = 0
@@ -220,6 +229,7 @@ class Request:
     prefill_end: int = 0
     fed: int = 0
     num_preemptions: int = 0
+    num_bypassed: int = 0
     seed: int = 0
 
     @property

@@ -1,4 +1,4 @@
-"""Weights as the ops receive them: packed bytes, or the dense values they stand for."""
+"""What ops receive besides activations: weights as loaded, and cache tensors as stored."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from torch import Tensor
+
+from leadline.kernels.records import Record
 
 
 class WeightFormat(StrEnum):
@@ -33,3 +35,18 @@ class LinearWeight:
     @property
     def quantizes_input(self) -> bool:
         return self.format is not WeightFormat.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class RecordField:
+    """One cache tensor: rows of ``n`` channels at ``[outer, inner]`` (page and entry, or slot and
+    ring row), values and scales being views of the same bytes.
+
+    Attributes:
+        values: ``[outer, inner, bytes]`` uint8, or ``[outer, inner, n]`` of a plain dtype.
+        scales: ``[outer, inner, bytes]`` uint8, or None for plain records.
+    """
+
+    record: Record
+    values: Tensor
+    scales: Tensor | None

@@ -1,1 +1,1 @@
-
+"""The models: they see a ``ForwardBatch`` and cache fields, and call ``kernels.ops``."""

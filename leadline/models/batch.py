@@ -6,11 +6,13 @@ groups may hold several rows (a token and its drafts). cache-and-scheduling 8.2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
+
+from leadline.kernels.packed import RecordField
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,28 @@ class ForwardBatch:
     sample_rows: Tensor
 
 
+class CacheFields(Protocol):
+    """The cache as a model sees it; implemented by ``cache.pool.CachePool``.
+
+    Attributes:
+        kv: KV source layer -> compressed entries, ``[page, entry]``.
+        index: KV source layer -> index keys, ``[page, entry]``.
+        window: per layer, ``[slot, position % ring]``.
+        open_groups: gated KV source layer -> wide rows ``[slot, position % rows, 2 d]``.
+    """
+
+    kv: Mapping[int, RecordField]
+    index: Mapping[int, RecordField]
+    window: Sequence[RecordField]
+    open_groups: Mapping[int, Tensor]
+
+
 class Model(Protocol):
     """What the runner asks of a model (cache-and-scheduling 8.5)."""
+
+    def bind_cache(self, cache: CacheFields) -> None:
+        """Take the cache that was sized after the weights were loaded."""
+        ...
 
     def lower(self, batch: ForwardBatch) -> Any:
         """Run every row up to the cut's KV part; returns the state that ``upper`` reads."""

@@ -1,1 +1,1 @@
-
+"""Where this rank stands among others: integers, and later collectives."""

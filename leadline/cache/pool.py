@@ -1,0 +1,78 @@
+"""The cache's tensors: pages, window rings and open groups, as fields that kernels address."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.cache.layout import COMPRESSOR_RING_ROWS, CacheLayout
+from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
+
+_PLAIN = {Record.BFLOAT16: torch.bfloat16, Record.FLOAT32: torch.float32}
+
+
+class CachePool:
+    """Memory of all pages and slots of one engine.
+
+    Attributes:
+        kv: KV source layer -> compressed entries, ``[page, entry]``.
+        index: KV source layer -> index keys, ``[page, entry]``.
+        window: per layer, ``[slot, position % ring]``.
+        open_groups: gated KV source layer -> ``[slot, position % 8, 2 d]`` wide rows, values
+            and gate logits of tokens whose group is not closed yet.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        *,
+        num_pages: int,
+        num_slots: int,
+        wide: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Allocate ``num_pages`` and ``num_slots``, the null page and the padding slot included."""
+        self.layout = layout
+        self.num_pages, self.num_slots = num_pages, num_slots
+        d, di = layout.head_dim, layout.index_head_dim
+        self.kv: dict[int, RecordField] = {}
+        self.index: dict[int, RecordField] = {}
+        self.open_groups: dict[int, Tensor] = {}
+        for owner in layout.owners:
+            rows = owner.entries_per_page
+            self.kv[owner.layer] = _field(layout.kv_record, num_pages, rows, d, device)
+            self.index[owner.layer] = _field(layout.index_record, num_pages, rows, di, device)
+            if owner.ratio > 1:
+                self.open_groups[owner.layer] = torch.zeros(
+                    num_slots, COMPRESSOR_RING_ROWS, 2 * d, dtype=wide, device=device
+                )
+        self.window = [
+            _field(layout.window_record, num_slots, layout.ring, d, device)
+            for _ in range(layout.window_layers)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of every tensor: pages x page bytes + slots x slot bytes (invariant 7)."""
+        fields = [*self.kv.values(), *self.index.values(), *self.window]
+        tensors = [t for f in fields for t in (f.values, f.scales) if t is not None]
+        return sum(t.numel() * t.element_size() for t in (*tensors, *self.open_groups.values()))
+
+
+def _field(
+    record: Record, outer: int, inner: int, channels: int, device: torch.device | str
+) -> RecordField:
+    """A zeroed field; scales follow each row, or the outer unit's values for ``FP4_32``."""
+    if record in _PLAIN:
+        shape = (outer, inner, channels)
+        return RecordField(record, torch.zeros(shape, dtype=_PLAIN[record], device=device), None)
+    value, scale = record.value_bytes(channels), record.scale_bytes(channels)
+    if record is Record.FP4_32:
+        data = torch.zeros(outer, inner * (value + scale), dtype=torch.uint8, device=device)
+        values, scales = data.split((inner * value, inner * scale), dim=1)
+        return RecordField(
+            record, values.unflatten(1, (inner, value)), scales.unflatten(1, (inner, scale))
+        )
+    data = torch.zeros(outer, inner, value + scale, dtype=torch.uint8, device=device)
+    return RecordField(record, *data.split((value, scale), dim=2))

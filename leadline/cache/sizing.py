@@ -1,0 +1,65 @@
+"""How many pages and slots a memory budget buys (cache-and-scheduling 1.7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leadline.cache.layout import PAGE_SIZE, CacheLayout
+from leadline.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Rows of the cache tensors, the null page and the padding slot included."""
+
+    num_pages: int
+    num_slots: int
+
+    def num_bytes(self, layout: CacheLayout) -> int:
+        """Bytes of every page and slot together."""
+        return self.num_pages * layout.page_bytes + self.num_slots * layout.slot_bytes
+
+
+def pages_of(num_tokens: int) -> int:
+    """Pages that hold the first ``num_tokens`` positions of a request."""
+    return -(-num_tokens // PAGE_SIZE)
+
+
+def longest_model_len(layout: CacheLayout, budget_bytes: int) -> int:
+    """The longest sequence, in tokens, that one request can reach; 0 or less when none fits.
+
+    The null page, the padding slot and the request's own slot are paid first.
+    """
+    left = budget_bytes - layout.page_bytes - 2 * layout.slot_bytes
+    return left // layout.page_bytes * PAGE_SIZE
+
+
+def size_cache(
+    layout: CacheLayout, *, budget_bytes: int, max_num_seqs: int, max_model_len: int
+) -> CacheSize:
+    """Split a budget: one request of ``max_model_len`` always fits, then slots, then pages.
+
+    Slots beyond the first take at most half of what that one request leaves, so that a short
+    budget gives few requests with room rather than many without.
+
+    Raises:
+        ConfigError: not even one request of ``max_model_len`` tokens fits.
+    """
+    longest = longest_model_len(layout, budget_bytes)
+    if pages_of(max_model_len) * PAGE_SIZE > longest:
+        needed = CacheSize(num_pages=pages_of(max_model_len) + 1, num_slots=2).num_bytes(layout)
+        advice = (
+            f"lower max_model_len to {longest} or give it more"
+            if longest > 0
+            else "no length fits, so give it more"
+        )
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, and one such request needs {needed} bytes of "
+            f"cache, but the budget is {budget_bytes} bytes; {advice} (kv_cache_memory_bytes, "
+            "gpu_memory_utilization)"
+        )
+    minimum = CacheSize(num_pages=pages_of(max_model_len) + 1, num_slots=2)
+    spare = budget_bytes - minimum.num_bytes(layout)
+    num_slots = 2 + min(max_num_seqs - 1, spare // 2 // layout.slot_bytes)
+    num_pages = (budget_bytes - num_slots * layout.slot_bytes) // layout.page_bytes
+    return CacheSize(num_pages=num_pages, num_slots=num_slots)

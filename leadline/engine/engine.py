@@ -1,0 +1,256 @@
+"""The loop on one page: add, abort, step."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leadline.cache.layout import PAGE_SIZE
+from leadline.cache.manager import CacheManager
+from leadline.config.engine import SchedulerConfig
+from leadline.core.client import EngineStats
+from leadline.core.errors import BadRequest, EngineOverloaded, LeadlineError
+from leadline.core.request import EngineRequest, FinishReason, Request, SamplingParams, TokenOutput
+from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.limits import RequestLimits
+from leadline.engine.metrics import EngineMetrics
+from leadline.engine.runner import Runner
+from leadline.engine.scheduler import GroupResult, Scheduler, StepPlan
+from leadline.models.batch import Model
+
+if TYPE_CHECKING:
+    from leadline.engine.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _LogitsJob:
+    """A prompt whose logits are collected chunk by chunk, and who waits for them."""
+
+    logits: NDArray[np.float32]
+    done: Callable[[NDArray[np.float32] | LeadlineError], None]
+
+
+class Engine:
+    """Requests in, tokens out, one ``step`` at a time; knows ids only, never text.
+
+    Not thread-safe: one caller adds, aborts and steps (``async_engine`` in a process of its own).
+
+    Args:
+        model: the backbone; owns its cache tensors, sized as ``cache`` counts them.
+        sampler: draws tokens from logits.
+        cache: pages and slots.
+        config: budgets of a step.
+        vocab_size: ids of requests lie below it.
+        eos_token_id: ends a request unless it ignores it.
+        max_model_len: prompt and output tokens of one request.
+        num_history: ids before a chunk that the model reads (``engram_max_ngram_size`` - 1).
+        device: where the model runs.
+        seed: of the seeds that requests without one get.
+        clock: seconds; orders arrivals.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        cache: CacheManager,
+        config: SchedulerConfig,
+        *,
+        vocab_size: int,
+        eos_token_id: int,
+        max_model_len: int,
+        num_history: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        max_queued = config.max_num_queued_reqs
+        self.limits = RequestLimits(
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            num_pages=cache.num_pages,
+            max_open=None if max_queued is None else cache.num_slots + max_queued,
+        )
+        self.metrics = EngineMetrics()
+        self._cache = cache
+        self._scheduler = Scheduler(config, cache, self.metrics, eos_token_id=eos_token_id)
+        self._builder = BatchBuilder(num_history=num_history, device=torch.device(device))
+        self._runner = Runner(model, sampler, self.metrics)
+        self._clock = clock
+        self._seeds = random.Random(seed)
+        self._paused = False
+        self._outputs: list[TokenOutput] = []  # of what ended between two steps
+        self._logits_jobs: dict[str, _LogitsJob] = {}
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            BadRequest: it can never be served, or its id is in use.
+            EngineOverloaded: the queue is full.
+        """
+        sampling = self.limits.check(request)
+        self._queue(
+            Request(
+                request_id=request.request_id,
+                tokens=array("i", request.prompt_token_ids),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                sampling=sampling,
+                arrival=self._clock(),
+                priority=request.priority,
+                session_key=request.session_key,
+                seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
+            )
+        )
+
+    def add_prompt_logits(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        done: Callable[[NDArray[np.float32] | LeadlineError], None],
+    ) -> None:
+        """Queue a prompt whose logits are wanted at every position; nothing is sampled.
+
+        It shares the engine with everybody else. ``done`` gets float32 ``[T, V]``, or the error
+        that ended it; no ``TokenOutput`` tells of it.
+
+        Raises:
+            BadRequest: it can never be served, or its id is in use.
+            EngineOverloaded: the queue is full.
+        """
+        self.limits.check_prompt(token_ids, num_new=0)
+        self._queue(
+            Request(
+                request_id=request_id,
+                tokens=array("i", token_ids),
+                num_prompt_tokens=len(token_ids),
+                sampling=SamplingParams(max_tokens=0),
+                arrival=self._clock(),
+                wants_prompt_logits=True,
+            )
+        )
+        logits = np.empty((len(token_ids), self.limits.vocab_size), np.float32)
+        self._logits_jobs[request_id] = _LogitsJob(logits, done)
+
+    def _queue(self, request: Request) -> None:
+        if request.request_id in self._scheduler:
+            raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        self.limits.check_room(self._scheduler.num_requests)
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its output comes with the next step. An unknown id is ignored."""
+        output = self._scheduler.abort(request_id)
+        if output is None:
+            logger.debug("abort of request %s, which is unknown or has ended", request_id)
+        else:
+            self._outputs += self._settle_logits([output])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do or tell anything."""
+        return bool(self._outputs) or (self._scheduler.num_requests > 0 and not self._paused)
+
+    def step(self) -> list[TokenOutput]:
+        """Plan, run and book one step; what is new about every request of it."""
+        outputs, self._outputs = self._outputs, []
+        if self._paused:
+            return outputs
+        with self.metrics.timed("schedule"):
+            plan = self._scheduler.plan()
+        if plan.groups:
+            results = self._run(plan)
+            self._collect_logits(plan, results)
+            with self.metrics.timed("schedule"):
+                outputs += self._settle_logits(self._scheduler.apply(plan, results))
+        return outputs
+
+    def _run(self, plan: StepPlan) -> list[GroupResult]:
+        """The step's results; a step that fails ends its requests and not the engine."""
+        try:
+            with self.metrics.timed("build"):
+                batch = self._builder.build(plan.groups)
+            return self._runner.run(plan.groups, batch)
+        except Exception as error:
+            names = [group.request.request_id for group in plan.groups]
+            logger.exception("a step failed; its requests end: %s", ", ".join(names))
+            message = f"the forward pass failed: {type(error).__name__}: {error}"
+            return [GroupResult(error=message) for _ in plan.groups]
+
+    def _collect_logits(self, plan: StepPlan, results: list[GroupResult]) -> None:
+        for group, result in zip(plan.groups, results, strict=True):
+            if result.logits is not None:
+                job = self._logits_jobs[group.request.request_id]
+                job.logits[group.start : group.end] = result.logits
+
+    def _settle_logits(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        """Answer those who wait for prompt logits; the outputs of the other requests."""
+        others = []
+        for output in outputs:
+            job = self._logits_jobs.pop(output.request_id, None)
+            if job is None:
+                others.append(output)
+            elif output.finish_reason is FinishReason.LENGTH:
+                job.done(job.logits)
+            else:
+                job.done(LeadlineError(output.error or f"request {output.request_id} was aborted"))
+        return others
+
+    def prompt_logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Step until the logits of every position of a prompt are there: float32 ``[T, V]``.
+
+        Raises:
+            BadRequest: the prompt can never be served.
+            EngineOverloaded: the engine is paused or its queue is full.
+            LeadlineError: the forward pass failed.
+        """
+        if self._paused:
+            raise EngineOverloaded("the engine is paused, so it computes no prompt logits")
+        answers: list[NDArray[np.float32] | LeadlineError] = []
+        self.add_prompt_logits("prompt-logits", token_ids, answers.append)
+        while not answers:
+            # What others get meanwhile is theirs: it comes with the caller's next step.
+            self._outputs = self.step()
+        [answer] = answers
+        if isinstance(answer, LeadlineError):
+            raise answer
+        return answer
+
+    def pause(self, paused: bool) -> None:
+        """Stop or resume scheduling; requests stay as they are and may still be aborted."""
+        self._paused = paused
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached pages; there is no prefix cache yet, so nothing stays."""
+        return True
+
+    def stats(self) -> EngineStats:
+        """The engine's counters and gauges now."""
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_pages=self._cache.num_pages,
+            num_free_pages=self._cache.num_free_pages,
+            num_slots=self._cache.num_slots,
+            num_free_slots=self._cache.num_free_slots,
+            page_size=PAGE_SIZE,
+            max_model_len=self.limits.max_model_len,
+            counters=dict(self.metrics.counters),
+            finished=dict(self.metrics.finished),
+            step_seconds=dict(self.metrics.step_seconds),
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that queues, pages and slots agree (cache-and-scheduling 7, 1 to 6)."""
+        self._scheduler.check_integrity()

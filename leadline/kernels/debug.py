@@ -1,0 +1,62 @@
+"""``--debug-nonfinite``: name the first op whose output is not finite, instead of a late victim."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from leadline.core.errors import LeadlineError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class NonFiniteError(LeadlineError):
+    """An op produced NaN or infinity.
+
+    Attributes:
+        op: the op's name in ``kernels.ops``.
+        row: first index of its output that is affected, usually a row of the step.
+        layer: the model's layer, filled in on the way up.
+    """
+
+    def __init__(self, op: str, row: int, layer: int | None = None) -> None:
+        where = "" if layer is None else f" in layer {layer}"
+        super().__init__(f"op {op}{where} gave a non-finite value in row {row}")
+        self.op, self.row, self.layer = op, row, layer
+
+
+class _Switch:
+    """Set once at start, like the choice of backend."""
+
+    enabled = False
+
+
+switch = _Switch()
+
+
+def watched(function: Callable[P, R]) -> Callable[P, R]:
+    """Check every floating result of an op while the switch is on."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        result = function(*args, **kwargs)
+        if switch.enabled:
+            _check(function.__name__, result)
+        return result
+
+    return call
+
+
+def _check(name: str, result: Any) -> None:
+    for tensor in result if isinstance(result, tuple) else (result,):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.numel():
+            continue
+        # Scores of entries that a row cannot see are -inf on purpose.
+        bad = ~tensor.isfinite() & (tensor != -torch.inf if name == "index_logits" else True)
+        if bad.any():
+            raise NonFiniteError(name, int(bad.flatten(1).any(1).nonzero()[0]))

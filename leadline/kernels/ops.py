@@ -1,0 +1,378 @@
+"""The operations of the forward: one contract each, and the only kernels that models call.
+
+Shapes: m rows of a step (all groups, packed), g groups, D hidden_size, S hc_mult, H query heads,
+d head_dim, r qk_rope_head_dim, Hi index heads, di index_head_dim, E experts, F expert width,
+W window, K selected entries, N visible entries, n longest n-gram.
+
+Activations are bf16, float32 or float64; "wide" means float32, or float64 for float64 activations.
+Where activations are bf16, each op rounds where v41-model 4.5 says and nowhere else. Section
+numbers refer to ``v41-model`` unless another specification is named.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from leadline.kernels.debug import watched
+from leadline.kernels.packed import LinearWeight, RecordField
+from leadline.kernels.reference import (
+    attention,
+    compressor,
+    engram,
+    experts,
+    indexer,
+    kv_store,
+    mhc,
+    norm,
+    rope,
+    router,
+)
+from leadline.kernels.reference import linear as linear_
+from leadline.kernels.reference.quant import round_trip_fp4_32
+
+# Storage of cache rows: see ``reference.kv_store`` for pack, unpack, store and load.
+pack_rows = kv_store.pack_rows
+unpack_rows = kv_store.unpack_rows
+store_rows = kv_store.store_rows
+load_rows = kv_store.load_rows
+rope_angles = rope.rope_angles
+engram_hash = engram.engram_hash
+
+
+@watched
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Root-mean-square norm with the weight multiplied before the one rounding (2.2).
+
+    Args:
+        x: ``[m, n]`` activations.
+        weight: ``[n]`` wide.
+        eps: added to the mean square.
+
+    Returns:
+        ``[m, n]`` activations.
+    """
+    return norm.rms_norm(x, weight, eps=eps)
+
+
+@watched
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the last r channels, adjacent pairs being complex numbers (3.2).
+
+    Args:
+        x: ``[m, n]`` or ``[m, heads, n]`` activations.
+        cos: ``[m, r / 2]`` float32.
+        sin: ``[m, r / 2]`` float32.
+
+    Returns:
+        The shape and dtype of ``x``.
+    """
+    return rope.rotate(x, cos, sin)
+
+
+@watched
+def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+    """``x W^T``; the input is quantised to MXFP8 (1 x 32) first where W was packed (7.3).
+
+    Args:
+        x: ``[m, in]`` activations.
+        weight: ``[out, in]``.
+
+    Returns:
+        ``[m, out]`` activations.
+    """
+    return linear_.linear(x, weight)
+
+
+@watched
+def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """One matrix per output group; the input is never quantised (3.8).
+
+    Args:
+        x: ``[m, G, in]`` activations.
+        weight: ``[G, out, in]``.
+
+    Returns:
+        ``[m, G, out]`` activations.
+    """
+    return linear_.grouped_linear(x, weight)
+
+
+@watched
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """A wide product of wide operands: the head and the gated compressors (2.1, 3.3).
+
+    Args:
+        x: ``[m, in]`` activations.
+        weight: ``[out, in]`` wide.
+
+    Returns:
+        ``[m, out]`` wide.
+    """
+    return linear_.wide_linear(x, weight)
+
+
+@watched
+def mhc_coefficients(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    *,
+    sinkhorn_iters: int,
+    hc_eps: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mixing coefficients of one site (2.3).
+
+    Args:
+        streams: ``[m, S, D]`` activations, the streams before the sublayer.
+        fn: ``[S (S + 2), S D]`` wide.
+        base: ``[S (S + 2)]`` wide.
+        scale: ``[3]`` wide, for the pre, post and comb entries.
+        sinkhorn_iters: rounds, the first being softmax and a column step.
+        hc_eps: added to ``pre``, after the softmax and in every denominator.
+        eps: of the rms statistic, one over all S D values of a row.
+
+    Returns:
+        ``pre [m, S]``, ``post [m, S]`` and ``comb [m, S, S]`` (``[incoming, outgoing]``), wide.
+    """
+    return mhc.mhc_coefficients(
+        streams, fn, base, scale, sinkhorn_iters=sinkhorn_iters, hc_eps=hc_eps, eps=eps
+    )
+
+
+@watched
+def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
+    """One row from S streams: ``sum_s mix[s] X[s]`` (2.3).
+
+    Args:
+        streams: ``[m, S, D]`` activations.
+        mix: ``[m, S]`` wide.
+
+    Returns:
+        ``[m, D]`` activations.
+    """
+    return mhc.mhc_collapse(streams, mix)
+
+
+@watched
+def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """New streams: ``X[o] <- post[o] y + sum_i comb[i, o] X[i]``, one rounding (2.3).
+
+    Args:
+        y: ``[m, D]`` activations, the sublayer's output.
+        streams: ``[m, S, D]`` activations.
+        post: ``[m, S]`` wide.
+        comb: ``[m, S, S]`` wide.
+
+    Returns:
+        ``[m, S, D]`` activations.
+    """
+    return mhc.mhc_expand(y, streams, post, comb)
+
+
+@watched
+def compress(values: Tensor, gates: Tensor) -> Tensor:
+    """Pool the rows of closed groups, channel by channel (3.3).
+
+    Args:
+        values: ``[c, ratio, d]`` wide, the rows of c closed groups, oldest first.
+        gates: ``[c, ratio, d]`` wide logits.
+
+    Returns:
+        ``[c, d]`` wide.
+    """
+    return compressor.compress(values, gates)
+
+
+@watched
+def quantize_index_query(q: Tensor) -> Tensor:
+    """Index queries rounded to the MXFP4 grid of the keys (3.5, 4.3): ``[m, Hi, di]``."""
+    return round_trip_fp4_32(q)
+
+
+@watched
+def index_logits(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordField,
+    page_table: Tensor,
+    q_off: Tensor,
+    visible: Tensor,
+) -> Tensor:
+    """Scores of every visible entry: ``sum_h relu(q_h . k_j) w_h`` (3.5, kernels.md 5.2).
+
+    Args:
+        q: ``[m, Hi, di]`` activations, rotated and rounded as the keys are.
+        weights: ``[m, Hi]`` activations, already scaled.
+        keys: paged index keys of the KV source.
+        page_table: ``[g, max pages]`` int64.
+        q_off: ``[g + 1]`` first row of each group, then m.
+        visible: ``[m]`` int64, entries that each row may see.
+
+    Returns:
+        ``[m, N]`` wide, N the most visible entries of any row; -inf where not visible. With
+        bf16 activations the dot, the weighted product and the sum are rounded to bf16.
+    """
+    return indexer.index_logits(q, weights, keys, page_table, q_off, visible)
+
+
+def select_top_k(scores: Tensor, k: int) -> Tensor:
+    """The k best entries of each row, ascending (3.5, kernels.md 7).
+
+    Among equal scores the larger position wins. NaN counts as -inf, and -inf is never chosen, so
+    every returned position is a valid entry or -1.
+
+    Args:
+        scores: ``[m, N]`` wide.
+        k: ``index_topk``.
+
+    Returns:
+        ``[m, min(k, N)]`` int64, -1 behind the last choice.
+    """
+    return indexer.select_top_k(scores, k)
+
+
+def select_candidates(
+    scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
+) -> Tensor:
+    """First-level selection: entries of the best blocks of aligned positions (3.6).
+
+    Args:
+        scores: ``[m, N]`` wide, -inf where not visible.
+        visible: ``[m]`` int64; the block of entry ``visible - 1`` is always kept.
+        block_size: ``candidate_block_size``.
+        topk_blocks: ``candidate_topk_blocks``.
+
+    Returns:
+        ``[m, N]`` bool, True for entries of kept blocks (visible or not).
+    """
+    return indexer.select_candidates(
+        scores, visible, block_size=block_size, topk_blocks=topk_blocks
+    )
+
+
+@watched
+def sparse_attention(
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    window_width: Tensor,
+    kv: RecordField | None,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    selected: Tensor | None,
+    sink: Tensor,
+    *,
+    exact_rounding: bool,
+) -> Tensor:
+    """Attention over window rows and selected entries in one softmax, K = V (3.7).
+
+    Queries are rotated before and outputs rotated back after (kernels.md 8.1).
+
+    Args:
+        q: ``[m, H, d]`` activations, not rotated.
+        cos: ``[m, r / 2]`` float32 at each row's position.
+        sin: ``[m, r / 2]`` float32.
+        window: ``[w, d]`` activations: window rows of this step, history and new ones.
+        window_index: ``[m, W]`` int64 rows of ``window``, oldest first, -1 behind them.
+        window_width: ``[m]`` int64, slots that the window takes in the reference's slot list.
+        kv: compressed entries of the KV source, or None for window-only layers.
+        page_table: ``[g, max pages]`` int64.
+        req_of_row: ``[m]`` int64, group of each row.
+        selected: ``[m, <= K]`` int64 entries, ascending, -1 behind them; None without ``kv``.
+        sink: ``[H]`` wide, in the denominator only.
+        exact_rounding: with bf16 activations, round probabilities in 64-slot blocks as the
+            reference program does.
+
+    Returns:
+        ``[m, H, d]`` activations; a row without keys gives 0.
+    """
+    return attention.sparse_attention(
+        q,
+        cos,
+        sin,
+        window,
+        window_index,
+        window_width,
+        kv,
+        page_table,
+        req_of_row,
+        selected,
+        sink,
+        exact_rounding=exact_rounding,
+    )
+
+
+@watched
+def route(
+    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Experts of each row and their weights (5.1).
+
+    Args:
+        x: ``[m, D]`` activations.
+        gate: ``[E, D]`` wide.
+        bias: ``[E]`` wide; selects only.
+        num_experts_per_tok: experts of a row.
+        scale: ``routed_scaling_factor``.
+
+    Returns:
+        ``[m, k]`` int64 expert ids, ascending, and ``[m, k]`` wide weights.
+    """
+    return router.route(x, gate, bias, num_experts_per_tok=num_experts_per_tok, scale=scale)
+
+
+@watched
+def routed_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
+) -> Tensor:
+    """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
+
+    Args:
+        x: ``[m, D]`` activations.
+        ids: ``[m, k]`` int64, ascending.
+        weights: ``[m, k]`` wide; multiplied into the hidden row before its rounding.
+        w13: ``[E, 2 F, D]``, gate rows first.
+        w2: ``[E, D, F]``.
+        limit: ``swiglu_limit``.
+
+    Returns:
+        ``[m, D]`` wide, not rounded: the shared expert is added first.
+    """
+    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit)
+
+
+@watched
+def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+    """The shared expert (5.3): ``[m, D]`` -> ``[m, D]`` activations.
+
+    Args:
+        x: ``[m, D]`` activations.
+        w13: ``[2 F, D]``, gate rows first.
+        w2: ``[D, F]``.
+        limit: ``swiglu_limit``.
+    """
+    return experts.shared_expert(x, w13, w2, limit=limit)
+
+
+@watched
+def engram_inject(
+    streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, live: Tensor, *, eps: float
+) -> Tensor:
+    """Add gated n-gram values to every stream (6.4).
+
+    Args:
+        streams: ``[m, S, D]`` activations.
+        kv: ``[m, (S + 1) D]`` activations: a key per stream, then the value.
+        q_weight: ``[S, D]``.
+        k_weight: ``[S, D]``.
+        live: ``[m]`` bool; rows of images and padding stay untouched.
+        eps: of both statistics.
+
+    Returns:
+        ``[m, S, D]`` activations.
+    """
+    return engram.engram_inject(streams, kv, q_weight, k_weight, live, eps=eps)

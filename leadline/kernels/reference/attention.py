@@ -1,0 +1,95 @@
+"""Sparse attention over the window and the selected entries, with a sink."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.kernels.packed import RecordField
+from leadline.kernels.reference.accumulate import widen
+from leadline.kernels.reference.indexer import entry_address
+from leadline.kernels.reference.kv_store import load_rows
+from leadline.kernels.reference.rope import rotate
+
+# Elements of the largest temporary, [rows, slots, head_dim]: 64 MiB of float32.
+_BLOCK_ELEMENTS = 16 * 1024 * 1024
+_SOFTMAX_BLOCK = 64
+
+
+def sparse_attention(
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    window_width: Tensor,
+    kv: RecordField | None,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    selected: Tensor | None,
+    sink: Tensor,
+    *,
+    exact_rounding: bool,
+) -> Tensor:
+    """Row blocks bound the gathered keys; rows are independent of each other."""
+    slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
+    step = max(1, _BLOCK_ELEMENTS // (slots * q.shape[2]))
+    core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
+    outputs = []
+    for rows in torch.arange(q.shape[0], device=q.device).split(step):
+        index = window_index[rows]
+        keys, valid = window[index.clamp(min=0)], index >= 0
+        if kv is not None and selected is not None:
+            chosen = selected[rows]
+            address = entry_address(
+                chosen.clamp(min=0), page_table[req_of_row[rows]], kv.values.shape[1]
+            )
+            keys = torch.cat((keys, load_rows(kv, *address, q.dtype)), dim=1)
+            valid = torch.cat((valid, chosen >= 0), dim=1)
+            if core is _blocked_softmax:
+                keys, valid = _close_gap(keys, valid, window_width[rows], index.shape[1])
+        turned = rotate(q[rows], cos[rows], sin[rows])
+        scores = widen(turned) @ widen(keys).transpose(1, 2) * q.shape[2] ** -0.5
+        scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
+        attended = core(scores, widen(keys), sink).to(q.dtype)
+        outputs.append(rotate(attended, cos[rows], sin[rows], inverse=True))
+    return torch.cat(outputs)
+
+
+def _plain_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
+    """Without the reference's roundings."""
+    highest = scores.amax(-1, keepdim=True).clamp(min=-1e30)
+    weights = (scores - highest).exp()
+    total = weights.sum(-1, keepdim=True) + (sink.unsqueeze(-1) - highest).exp()
+    return weights @ keys / total
+
+
+def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
+    """Online softmax in blocks of 64 slots; probabilities are rounded to bf16 (v41-model 3.7)."""
+    highest = torch.full_like(scores[..., :1], -1e30)
+    total = torch.zeros_like(highest)
+    output = torch.zeros_like(scores[..., :1] * keys[:, :1])
+    for block, key in zip(
+        scores.split(_SOFTMAX_BLOCK, -1), keys.split(_SOFTMAX_BLOCK, 1), strict=True
+    ):
+        raised = torch.maximum(highest, block.amax(-1, keepdim=True))
+        weights = (block - raised).exp()
+        shrink = (highest - raised).exp()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        output = output * shrink + weights.bfloat16().float() @ key
+        highest = raised
+    return output / (total + (sink.unsqueeze(-1) - highest).exp())
+
+
+def _close_gap(keys: Tensor, valid: Tensor, width: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Let the selected entries start right behind ``width`` window slots: it fixes the borders of
+    the 64-slot blocks, hence which maximum a probability is rounded against.
+    """
+    place = torch.arange(keys.shape[1], device=keys.device).expand(keys.shape[0], -1)
+    gap = (window - width).unsqueeze(1)
+    source = torch.where(place < width.unsqueeze(1), place, place + gap)
+    inside = source < keys.shape[1]
+    source = source.clamp(max=keys.shape[1] - 1)
+    return keys.gather(1, source.unsqueeze(-1).expand(-1, -1, keys.shape[2])), (
+        valid.gather(1, source) & inside
+    )

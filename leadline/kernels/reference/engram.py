@@ -1,0 +1,36 @@
+"""Engram: n-gram hashes and the gated injection of looked-up rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.kernels.reference.accumulate import widen
+
+
+def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
+    """Products stay below 2^63, so XOR and modulus are plain int64 operations."""
+    orders = history.shape[1] - 1
+    heads = primes.shape[1] // orders
+    products = history.unsqueeze(1) * multipliers  # [m, e, n]
+    mixed, columns = products[..., 0], []
+    for order in range(1, orders + 1):
+        mixed = mixed ^ products[..., order]
+        columns.append(mixed.unsqueeze(-1).expand(-1, -1, heads))
+    return torch.cat(columns, dim=-1) % primes + offsets
+
+
+def engram_inject(
+    streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, live: Tensor, *, eps: float
+) -> Tensor:
+    """Statistics per stream; the gate of a row that is not live is 0, nothing else closes it."""
+    num_streams, width = streams.shape[1:]
+    hidden = widen(streams)
+    key, value = widen(kv).split((num_streams * width, width), dim=-1)
+    key = key.unflatten(-1, (num_streams, width))
+    dot = (hidden * (widen(q_weight) * widen(k_weight)) * key).sum(-1)
+    dot = dot * torch.rsqrt(hidden.square().mean(-1) + eps)
+    dot = dot * torch.rsqrt(key.square().mean(-1) + eps) * width**-0.5
+    gate = torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot).sigmoid()
+    gate = gate * live.unsqueeze(-1)
+    return (hidden + gate.unsqueeze(-1) * value.unsqueeze(1)).to(streams.dtype)

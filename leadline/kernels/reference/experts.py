@@ -1,0 +1,59 @@
+"""Routed and shared experts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leadline.kernels.packed import LinearWeight
+from leadline.kernels.reference.accumulate import widen
+from leadline.kernels.reference.linear import linear
+from leadline.kernels.reference.quant import round_trip_fp8_32
+
+
+def swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
+    """Clamped SwiGLU of ``[.., 2 F]`` (gate first), wide: the gate from above only."""
+    gate, up = widen(gate_up).chunk(2, dim=-1)
+    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
+def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+    """One expert for every row, without a weight."""
+    hidden = swiglu(linear(x, w13), limit=limit).to(x.dtype)
+    return linear(hidden, w2)
+
+
+def routed_experts(
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    w13: LinearWeight,
+    w2: LinearWeight,
+    *,
+    limit: float,
+) -> Tensor:
+    """One GEMM per expert that has rows; everything else runs over all pairs at once."""
+    num_rows, per_row = experts.shape
+    by_expert = experts.flatten().argsort(stable=True)
+    counts = torch.bincount(experts.flatten(), minlength=w13.dense.shape[0]).tolist()
+    if w13.quantizes_input:
+        x = round_trip_fp8_32(x)
+    pairs = x[by_expert // per_row]
+    hidden = swiglu(_grouped(pairs, w13.dense, counts), limit=limit)
+    # The weight counts before the rounding and the quantiser of w2's input (v41-model 5.3).
+    hidden = (hidden * weights.flatten()[by_expert].unsqueeze(-1)).to(x.dtype)
+    if w2.quantizes_input:
+        hidden = round_trip_fp8_32(hidden)
+    outputs = torch.empty_like(pairs)
+    outputs[by_expert] = _grouped(hidden, w2.dense, counts)
+    return widen(outputs.view(num_rows, per_row, -1)).sum(1)
+
+
+def _grouped(x: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+    """Rows sorted by expert, times each expert's ``[out, in]`` matrix."""
+    parts = []
+    for expert, rows in enumerate(x.split(counts)):
+        if counts[expert]:
+            parts.append(F.linear(rows.to(weight.dtype), weight[expert]).to(x.dtype))
+    return torch.cat(parts)

@@ -1,0 +1,27 @@
+"""Matrix products with plain or packed weights."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from leadline.kernels.packed import LinearWeight
+from leadline.kernels.reference.quant import round_trip_fp8_32
+
+
+def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+    """The product is taken in the weight's dtype: float32 on a CPU, so that sums are too."""
+    if weight.quantizes_input:
+        x = round_trip_fp8_32(x)
+    return F.linear(x.to(weight.dense.dtype), weight.dense).to(x.dtype)
+
+
+def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``[m, G, in]`` by ``[G, out, in]``: one matrix per group."""
+    product = x.to(weight.dtype).transpose(0, 1) @ weight.transpose(1, 2)
+    return product.transpose(0, 1).to(x.dtype)
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The sum stays wide."""
+    return F.linear(x.to(weight.dtype), weight)

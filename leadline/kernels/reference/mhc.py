@@ -1,0 +1,46 @@
+"""Hyper-connections: mixing coefficients, collapse and expand of the residual streams."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leadline.kernels.reference.accumulate import widen
+
+
+def mhc_coefficients(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    *,
+    sinkhorn_iters: int,
+    hc_eps: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Project first, scale by the rms factor afterwards; Sinkhorn ends with a column step."""
+    num_streams = streams.shape[1]
+    flat = widen(streams).flatten(1)
+    mixed = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    sizes = (num_streams, num_streams, num_streams * num_streams)
+    repeats = torch.tensor(sizes, device=scale.device)
+    gates = torch.addcmul(base, mixed, scale.repeat_interleave(repeats))
+    pre, post, comb = gates.split(sizes, dim=-1)
+    comb = comb.unflatten(-1, (num_streams, num_streams)).softmax(-1) + hc_eps
+    comb = comb / (comb.sum(1, keepdim=True) + hc_eps)
+    for _ in range(sinkhorn_iters - 1):
+        comb = comb / (comb.sum(2, keepdim=True) + hc_eps)
+        comb = comb / (comb.sum(1, keepdim=True) + hc_eps)
+    return pre.sigmoid() + hc_eps, 2 * post.sigmoid(), comb
+
+
+def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
+    """A weighted sum over streams, rounded once."""
+    return (mix.unsqueeze(1) @ widen(streams)).squeeze(1).to(streams.dtype)
+
+
+def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """``comb[:, i, o]``: the first index is the incoming stream."""
+    added = post.unsqueeze(-1) * widen(y).unsqueeze(1)
+    return torch.baddbmm(added, comb.transpose(1, 2), widen(streams)).to(streams.dtype)

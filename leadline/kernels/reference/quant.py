@@ -1,0 +1,144 @@
+"""Number formats: E4M3, E2M1, UE8M0 and the block rules that combine them.
+
+Encoders round to nearest even and take float32: a float64 input is rounded to float32 first, so
+that chunkings which differ in the last bit of a float64 still give the same bytes (v41-model 11).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Multiplied, not divided by: the product's rounding decides the exponent (v41-model 4.3).
+_INV_E4M3_MAX = torch.tensor(1 / 448, dtype=torch.float32)
+_INV_E2M1_MAX = torch.tensor(1 / 6, dtype=torch.float32)
+
+
+def decode_ue8m0(exponents: Tensor) -> Tensor:
+    """UE8M0 bytes -> float32 powers of two: byte e is 2^(e-127), 0 a subnormal, 255 NaN."""
+    return _ue8m0_table(exponents.device)[exponents.view(torch.uint8).int()]
+
+
+@functools.cache
+def _ue8m0_table(device: torch.device) -> Tensor:
+    values = [math.ldexp(1.0, e - 127) for e in range(255)] + [math.nan]
+    return torch.tensor(values, dtype=torch.float64).float().to(device)
+
+
+def encode_ue8m0(x: Tensor) -> Tensor:
+    """The smallest power of two at or above positive normal float32 ``x``, as UE8M0 bytes.
+
+    Infinities and NaN become 255, so that a broken row stays visibly broken.
+    """
+    bits = x.view(torch.int32)
+    rounded_up = (bits >> 23) + ((bits & 0x7FFFFF) != 0).int()
+    return rounded_up.clamp(max=255).to(torch.uint8)
+
+
+def decode_e4m3(codes: Tensor) -> Tensor:
+    """E4M3 codes (uint8 or float8 dtype) -> float32."""
+    return codes.view(torch.float8_e4m3fn).float()
+
+
+def encode_e4m3(x: Tensor) -> Tensor:
+    """Float32, clamped to +-448, -> E4M3 codes as uint8."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def decode_e2m1(packed: Tensor) -> Tensor:
+    """Packed pairs ``[..., n / 2]`` uint8 -> float32 ``[..., n]``; the low nibble comes first."""
+    return _e2m1_pairs(packed.device)[packed.view(torch.uint8).int()].flatten(-2)
+
+
+@functools.cache
+def _e2m1_pairs(device: torch.device) -> Tensor:
+    nibbles = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)])
+    byte = torch.arange(256)
+    return torch.stack((nibbles[byte & 15], nibbles[byte >> 4]), dim=-1).to(device)
+
+
+def encode_e2m1(x: Tensor) -> Tensor:
+    """Float32 ``[..., n]`` within +-6 -> packed pairs ``[..., n / 2]``; the sign of zero stays."""
+    magnitude = torch.bucketize(x.abs(), _e2m1_borders(x.device), out_int32=True)
+    code = (magnitude | (torch.signbit(x).int() << 3)).to(torch.uint8)
+    return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+@functools.cache
+def _e2m1_borders(device: torch.device) -> Tensor:
+    # bucketize counts the borders below x. A tie goes to the even code: down at .25, 1.25, 2.5 and
+    # 5, up at .75, 1.75 and 3.5, whose borders are therefore moved one float down.
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    down = torch.nextafter(ties, torch.zeros(7))
+    return torch.where(torch.arange(7) % 2 == 1, down, ties).to(device)
+
+
+def quantize_fp8_32(x: Tensor) -> tuple[Tensor, Tensor]:
+    """FQ8_32 and MXFP8: E4M3 codes ``[..., n]`` and UE8M0 bytes ``[..., n / 32]`` (4.2, 7.3)."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    amax = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-4)
+    exponents = encode_ue8m0(amax * _INV_E4M3_MAX.to(x.device))
+    codes = encode_e4m3(blocks / decode_ue8m0(exponents))
+    return codes.flatten(-2), exponents.squeeze(-1)
+
+
+def dequantize_fp8_32(codes: Tensor, exponents: Tensor) -> Tensor:
+    """Inverse of ``quantize_fp8_32``, float32; also rows of an Engram table."""
+    scaled = decode_e4m3(codes).unflatten(-1, (-1, 32)) * decode_ue8m0(exponents).unsqueeze(-1)
+    return scaled.flatten(-2)
+
+
+def quantize_fp4_16(x: Tensor) -> tuple[Tensor, Tensor]:
+    """FQ4_16: packed pairs ``[..., n / 2]`` and E4M3 scale bytes ``[..., n / 16]`` (4.1)."""
+    blocks = x.float().unflatten(-1, (-1, 16))
+    amax = blocks.abs().amax(-1, keepdim=True)
+    scales = encode_e4m3(amax.clamp(min=E2M1_MAX * 2.0**-9) / E2M1_MAX)
+    scaled = blocks / decode_e4m3(scales)
+    return encode_e2m1(scaled.clamp(-E2M1_MAX, E2M1_MAX).flatten(-2)), scales.squeeze(-1)
+
+
+def dequantize_fp4_16(packed: Tensor, scales: Tensor) -> Tensor:
+    """Inverse of ``quantize_fp4_16``, float32."""
+    scaled = decode_e2m1(packed).unflatten(-1, (-1, 16)) * decode_e4m3(scales).unsqueeze(-1)
+    return scaled.flatten(-2)
+
+
+def quantize_fp4_32(x: Tensor) -> tuple[Tensor, Tensor]:
+    """FQ4_32 (MXFP4): packed pairs ``[..., n / 2]`` and UE8M0 bytes ``[..., n / 32]`` (4.3)."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    amax = blocks.abs().amax(-1, keepdim=True).clamp(min=E2M1_MAX * 2.0**-126)
+    exponents = encode_ue8m0(amax * _INV_E2M1_MAX.to(x.device))
+    scaled = blocks / decode_ue8m0(exponents)
+    return encode_e2m1(scaled.clamp(-E2M1_MAX, E2M1_MAX).flatten(-2)), exponents.squeeze(-1)
+
+
+def dequantize_fp4_32(packed: Tensor, exponents: Tensor) -> Tensor:
+    """Inverse of ``quantize_fp4_32``, float32; also MXFP4 weights ``[out, in / 2]`` (7.2)."""
+    scaled = decode_e2m1(packed).unflatten(-1, (-1, 32)) * decode_ue8m0(exponents).unsqueeze(-1)
+    return scaled.flatten(-2)
+
+
+def dequantize_fp8_block(codes: Tensor, exponents: Tensor, *, block: int = 32) -> Tensor:
+    """FP8 weight ``[out, in]`` with one UE8M0 byte per ``block`` x ``block`` tile -> float32.
+
+    Edge tiles may be partial: ``exponents`` is ``[ceil(out / block), ceil(in / block)]``.
+    """
+    rows, columns = codes.shape[-2:]
+    scale = decode_ue8m0(exponents).repeat_interleave(block, -2).repeat_interleave(block, -1)
+    return decode_e4m3(codes) * scale[..., :rows, :columns]
+
+
+def round_trip_fp8_32(x: Tensor) -> Tensor:
+    """Quantise to MXFP8 and back, in the dtype of ``x`` (every such value is exact in bf16)."""
+    return dequantize_fp8_32(*quantize_fp8_32(x)).to(x.dtype)
+
+
+def round_trip_fp4_32(x: Tensor) -> Tensor:
+    """Quantise to MXFP4 and back, in the dtype of ``x``."""
+    return dequantize_fp4_32(*quantize_fp4_32(x)).to(x.dtype)

@@ -1,0 +1,48 @@
+"""Mixture of experts: a router, routed experts, one shared expert."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from leadline.kernels import ops
+from leadline.models.common.parameters import Parameters
+
+
+class MoE:
+    """``ffn`` of a block (v41-model 5)."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        prefix: str,
+        *,
+        n_routed_experts: int,
+        num_experts_per_tok: int,
+        routed_scaling_factor: float,
+        swiglu_limit: float,
+    ) -> None:
+        self.num_experts_per_tok = num_experts_per_tok
+        self.routed_scaling_factor = routed_scaling_factor
+        self.swiglu_limit = swiglu_limit
+        local = params.placement.shard(n_routed_experts, "n_routed_experts")
+        self.gate = params.tensor(f"{prefix}.gate.weight")
+        self.bias = params.tensor(f"{prefix}.gate.bias")
+        self.w13 = params.experts(f"{prefix}.experts", "w1", "w3", experts=local)
+        self.w2 = params.experts(f"{prefix}.experts", "w2", experts=local)
+        shared = f"{prefix}.shared_experts"
+        self.shared_w13 = params.stacked_linear(f"{shared}.w1", f"{shared}.w3")
+        self.shared_w2 = params.linear(f"{shared}.w2")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[m, D]`` -> ``[m, D]``; the shared expert is added last, then rounded once."""
+        ids, weights = ops.route(
+            x,
+            self.gate,
+            self.bias,
+            num_experts_per_tok=self.num_experts_per_tok,
+            scale=self.routed_scaling_factor,
+        )
+        limit = self.swiglu_limit
+        routed = ops.routed_experts(x, ids, weights, self.w13, self.w2, limit=limit)
+        shared = ops.shared_expert(x, self.shared_w13, self.shared_w2, limit=limit)
+        return (routed + shared).to(x.dtype)

@@ -1,0 +1,228 @@
+"""CSA2 attention: a private window, and entries of a shared compressed cache (v41-model 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from leadline.config.model import ModelConfig
+from leadline.kernels import ops
+from leadline.kernels.packed import RecordField
+from leadline.models.batch import CacheFields
+from leadline.models.common.parameters import Parameters
+from leadline.models.common.rows import GroupPlan, Rows, WindowPlan
+
+
+@dataclass(slots=True)
+class Selection:
+    """What index sources publish to the layers above them, within one half of one step.
+
+    Attributes:
+        entries: ``[r, <= K]`` selected entries, ascending, -1 behind them.
+        candidates: ``[r, N]`` bool, or None where every visible entry is a candidate.
+    """
+
+    entries: Tensor | None = None
+    candidates: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Everything that the attention layers of one half need to know about its rows.
+
+    Attributes:
+        plain: cos and sin ``[r, rope / 2]`` for window-only layers.
+        yarn: the same for layers with a compressed cache.
+        groups: closing groups by ratio; empty where nothing is compressed.
+        entry_angles: cos and sin of each ratio's entries.
+    """
+
+    rows: Rows
+    window: WindowPlan
+    plain: tuple[Tensor, Tensor]
+    yarn: tuple[Tensor, Tensor]
+    groups: dict[int, GroupPlan] = field(default_factory=dict)
+    entry_angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class Compressor:
+    """Makes the compressed entries and index keys of a KV source (3.3, 3.4)."""
+
+    def __init__(self, params: Parameters, prefix: str, config: ModelConfig, ratio: int) -> None:
+        self.ratio, self.eps = ratio, config.rms_norm_eps
+        self.norm = params.tensor(f"{prefix}.compressor.norm.weight")
+        self.k_norm = params.tensor(f"{prefix}.indexer.k_norm.weight")
+        self.wk = params.linear(f"{prefix}.indexer.wk")
+        self.gated: Tensor | None = None
+        if ratio == 1:
+            self.wkv = params.linear(f"{prefix}.compressor.wkv")
+        else:  # values and gates in one wide product
+            names = (f"{prefix}.compressor.{part}.weight" for part in ("wkv", "wgate"))
+            self.gated = torch.cat([params.tensor(name) for name in names])
+
+    def write(
+        self,
+        u: Tensor,
+        step: StepRows,
+        kv: RecordField,
+        index: RecordField,
+        open_groups: Tensor | None,
+    ) -> None:
+        """Store the entries and keys that the rows ``u [r, D]`` complete."""
+        plan = step.groups[self.ratio]
+        if self.gated is None or open_groups is None:
+            latent = ops.linear(u, self.wkv)[plan.source.squeeze(1)]
+        else:
+            latent = self._pool(ops.wide_linear(u, self.gated), plan, open_groups).to(u.dtype)
+        latent = ops.rms_norm(latent, self.norm, eps=self.eps)
+        angles = step.entry_angles[self.ratio]
+        entry = ops.pack_rows(ops.rotate(latent, *angles), kv.record)
+        ops.store_rows(kv, plan.page, plan.entry, *entry)
+        key = ops.rms_norm(ops.linear(latent, self.wk), self.k_norm, eps=self.eps)
+        packed = ops.pack_rows(ops.rotate(key, *angles), index.record)
+        ops.store_rows(index, plan.page, plan.entry, *packed)
+
+    def _pool(self, gated: Tensor, plan: GroupPlan, open_groups: Tensor) -> Tensor:
+        ring = open_groups.shape[1]
+        earlier = open_groups[plan.ring_slot, plan.ring_pos % ring]
+        values, gates = torch.cat((gated, earlier))[plan.source].chunk(2, dim=-1)
+        open_groups[plan.commit_slot, plan.commit_pos % ring] = gated[plan.commit]
+        return ops.compress(values, gates)
+
+
+class Indexer:
+    """Scores entries and selects the best (3.5, 3.6)."""
+
+    def __init__(self, params: Parameters, prefix: str, config: ModelConfig, layer: int) -> None:
+        self.num_heads, self.dim = config.index_n_heads, config.index_head_dim
+        self.topk = config.index_topk
+        self.block_size = config.candidate_block_size
+        self.topk_blocks = config.candidate_topk_blocks
+        self.makes_candidates = layer == config.candidate_source_layer_id
+        self.wq_b = params.linear(f"{prefix}.wq_b")
+        self.weights_proj = params.linear(f"{prefix}.weights_proj")
+
+    def select(
+        self,
+        u: Tensor,
+        qr: Tensor,
+        step: StepRows,
+        keys: RecordField,
+        ratio: int,
+        chosen: Selection,
+    ) -> None:
+        """Publish this layer's selection, and candidates if it is their source."""
+        rows = step.rows
+        visible = (rows.pos + 1) // ratio
+        most = int(visible.max())
+        restricts = most > self.topk_blocks * self.block_size
+        if self.makes_candidates and not restricts:
+            chosen.candidates = None
+        needs_candidates = self.makes_candidates and restricts
+        if most <= self.topk and chosen.candidates is None and not needs_candidates:
+            # Every visible entry is selected, whatever its score.
+            span = torch.arange(most, device=u.device).expand(len(rows.pos), -1)
+            chosen.entries = span.masked_fill(span >= visible.unsqueeze(1), -1)
+            return
+        q = ops.linear(qr, self.wq_b).unflatten(1, (self.num_heads, self.dim))
+        q = ops.rotate(q, *step.yarn)
+        if keys.scales is not None:
+            q = ops.quantize_index_query(q)
+        weights = ops.linear(u, self.weights_proj) * (self.dim**-0.5 * self.num_heads**-0.5)
+        scores = ops.index_logits(q, weights, keys, rows.page_table, rows.q_off, visible)
+        if chosen.candidates is not None and not self.makes_candidates:
+            scores = scores.masked_fill(~chosen.candidates, -torch.inf)
+        if needs_candidates:
+            chosen.candidates = ops.select_candidates(
+                scores, visible, block_size=self.block_size, topk_blocks=self.topk_blocks
+            )
+        chosen.entries = ops.select_top_k(scores, self.topk)
+
+
+class Attention:
+    """``attn`` of a block, in two halves: ``write`` fills caches, ``read`` attends."""
+
+    def __init__(
+        self, params: Parameters, prefix: str, config: ModelConfig, layer: int, exact_rounding: bool
+    ) -> None:
+        d = config.head_dim
+        self.layer, self.head_dim, self.eps = layer, d, config.rms_norm_eps
+        self.exact_rounding = exact_rounding
+        self.ratio = config.compress_ratios[layer]
+        self.kv_source = config.kv_source(layer)
+        heads = params.placement.shard(config.num_attention_heads, "num_attention_heads")
+        groups = params.placement.shard(config.o_groups, "o_groups")
+        rank = config.o_lora_rank
+        self.wq_a = params.linear(f"{prefix}.wq_a")
+        self.q_norm = params.tensor(f"{prefix}.q_norm.weight")
+        self.wq_b = params.linear(f"{prefix}.wq_b", out=slice(heads.start * d, heads.stop * d))
+        self.wkv = params.linear(f"{prefix}.wkv")
+        self.kv_norm = params.tensor(f"{prefix}.kv_norm.weight")
+        self.sink = params.tensor(f"{prefix}.attn_sink", rows=heads)
+        low_rank = slice(groups.start * rank, groups.stop * rank)
+        self.wo_a = params.linear(f"{prefix}.wo_a", out=low_rank).dense.unflatten(0, (-1, rank))
+        self.wo_b = params.linear(f"{prefix}.wo_b", inp=low_rank)
+        self.compressor: Compressor | None = None
+        self.indexer: Indexer | None = None
+        if layer in config.kv_source_layer_ids:
+            self.compressor = Compressor(params, prefix, config, self.ratio)
+        if layer in config.index_source_layer_ids:
+            self.indexer = Indexer(params, f"{prefix}.indexer", config, layer)
+
+    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> Tensor:
+        """Store window rows, entries and keys of ``u [r, D]``; the window workspace ``[w, d]``."""
+        latent = ops.rms_norm(ops.linear(u, self.wkv), self.kv_norm, eps=self.eps)
+        ring, plan = cache.window[self.layer], step.window
+        values, scales = ops.pack_rows(ops.rotate(latent, *self._angles(step)), ring.record)
+        size = ring.values.shape[1]
+        history = ops.load_rows(ring, plan.history_slot, plan.history_pos % size, u.dtype)
+        ops.store_rows(
+            ring,
+            plan.commit_slot,
+            plan.commit_pos % size,
+            values[plan.commit],
+            None if scales is None else scales[plan.commit],
+        )
+        if self.compressor is not None:
+            self.compressor.write(
+                u,
+                step,
+                cache.kv[self.layer],
+                cache.index[self.layer],
+                cache.open_groups.get(self.layer),
+            )
+        # What later steps will read from the ring, this one reads too: packed and unpacked.
+        return torch.cat((history, ops.unpack_rows(values, scales, ring.record, u.dtype)))
+
+    def read(
+        self, u: Tensor, window: Tensor, step: StepRows, cache: CacheFields, chosen: Selection
+    ) -> Tensor:
+        """Attend with the rows ``u [r, D]`` over the workspace and the selected entries."""
+        qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)
+        q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
+        kv = None
+        if self.kv_source is not None:
+            kv = cache.kv[self.kv_source]
+            if self.indexer is not None:
+                keys = cache.index[self.kv_source]
+                self.indexer.select(u, qr, step, keys, self.ratio, chosen)
+        out = ops.sparse_attention(
+            q,
+            *self._angles(step),
+            window,
+            step.window.index,
+            step.window.width,
+            kv,
+            step.rows.page_table,
+            step.rows.req_of_row,
+            chosen.entries if kv is not None else None,
+            self.sink,
+            exact_rounding=self.exact_rounding,
+        )
+        grouped = out.flatten(1).unflatten(1, (self.wo_a.shape[0], -1))
+        return ops.linear(ops.grouped_linear(grouped, self.wo_a).flatten(1), self.wo_b)
+
+    def _angles(self, step: StepRows) -> tuple[Tensor, Tensor]:
+        return step.yarn if self.ratio else step.plain

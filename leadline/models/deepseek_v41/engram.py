@@ -1,0 +1,178 @@
+"""Engram: from token ids to table rows, and the injection into the streams (v41-model 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leadline.config.model import ModelConfig
+from leadline.core.errors import ConfigError
+from leadline.kernels import ops
+from leadline.models.batch import ForwardBatch
+from leadline.models.common.parameters import Parameters
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_LONE_SPACE = "\ue000"
+_DEAD = -1
+
+
+def compressed_token_map(tokenizer: Tokenizer) -> list[int]:
+    """Class of every token id: ids whose normalised text is equal share one (6.1).
+
+    Args:
+        tokenizer: the checkpoint's own.
+
+    Returns:
+        One integer per id; classes are numbered in order of first sight.
+    """
+    from tokenizers import Regex, normalizers
+
+    normalizer = normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
+            normalizers.Replace(Regex(r"^ $"), _LONE_SPACE),
+            normalizers.Strip(),
+            normalizers.Replace(_LONE_SPACE, " "),
+        ]
+    )
+    classes: dict[str, int] = {}
+    token_map = []
+    for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        if "\ufffd" in text:
+            key = tokenizer.id_to_token(token)
+        else:
+            key = normalizer.normalize_str(text) or text
+        token_map.append(classes.setdefault(key, len(classes)))
+    return token_map
+
+
+def hash_primes(config: ModelConfig) -> list[list[int]]:
+    """Primes of each Engram layer's columns, ascending and never used twice (6.2)."""
+    primes: list[list[int]] = []
+    candidate = config.engram_vocab_size
+    for _ in config.engram_layer_ids:
+        row: list[int] = []
+        while len(row) < config.engram_columns:
+            if _is_prime(candidate):
+                row.append(candidate)
+            candidate += 1
+        primes.append(row)
+    return primes
+
+
+def hash_multipliers(config: ModelConfig) -> np.ndarray:
+    """Odd int64 multipliers ``[layers, n]``; products of ids with them stay below 2^63 (6.2)."""
+    bound = max(1, (2**63 - 1) // config.engram_compressed_vocab_size // 2)
+    size = config.engram_max_ngram_size
+    rows = [
+        2 * np.random.default_rng(10007 * layer).integers(0, bound, size=size, dtype=np.int64) + 1
+        for layer in config.engram_layer_ids
+    ]
+    return np.stack(rows)
+
+
+def _is_prime(number: int) -> bool:
+    if number < 4:
+        return number > 1
+    if number % 2 == 0:
+        return False
+    return all(number % divisor for divisor in range(3, int(number**0.5) + 1, 2))
+
+
+class EngramHash:
+    """Row ids of every Engram layer for the rows of a step, from token ids alone."""
+
+    def __init__(
+        self, config: ModelConfig, token_map: Sequence[int] | None, device: torch.device
+    ) -> None:
+        """Derive the constants and check them against the configuration.
+
+        Args:
+            config: the model.
+            token_map: class of each token id; None takes ``id mod classes``, for models whose
+                weights are random anyway.
+            device: where the constants live.
+
+        Raises:
+            ConfigError: the tokenizer or the primes do not fit the configuration.
+        """
+        classes = config.engram_compressed_vocab_size
+        if token_map is None:
+            token_map = [token % classes for token in range(config.vocab_size)]
+        found = len(set(token_map))
+        if found != classes:
+            raise ConfigError(
+                f"the tokenizer's tokens fall into {found} Engram classes, but "
+                f"engram_compressed_vocab_size is {classes}; tokenizer and config.json do not "
+                "belong together"
+            )
+        primes = hash_primes(config)
+        for layer, row, rows in zip(
+            config.engram_layer_ids, primes, config.engram_num_embeddings, strict=True
+        ):
+            if sum(row) != rows:
+                raise ConfigError(
+                    f"engram_num_embeddings of layer {layer} is {rows}, but the hash primes from "
+                    f"engram_vocab_size {config.engram_vocab_size} sum to {sum(row)}"
+                )
+        self.num_tokens = len(token_map)
+        self.pad = token_map[config.engram_pad_token_id]
+        self.image_token_id = config.image_token_id
+        self.token_map = torch.tensor(token_map, device=device)
+        self.primes = torch.tensor(primes, device=device)
+        self.offsets = self.primes.cumsum(1) - self.primes
+        self.multipliers = torch.from_numpy(hash_multipliers(config)).to(device)
+
+    def rows(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool, False for image rows.
+
+        Look-back never leaves the request: before a group's first row it reads ``batch.hist``.
+        """
+        look_back = self.multipliers.shape[1]
+        ids = torch.cat((self._classes(batch.ids), self._classes(batch.hist).flatten()))
+        m, device = len(batch.ids), batch.ids.device
+        group = batch.req_of_row.long()
+        back = torch.arange(look_back, device=device)
+        source = torch.arange(m, device=device).unsqueeze(1) - back
+        before = source - batch.q_off.long()[group].unsqueeze(1)  # below 0: in the history
+        width = batch.hist.shape[1]
+        in_history = m + group.unsqueeze(1) * width + width + before
+        history = ids[torch.where(before >= 0, source, in_history)]
+        blocked = (history == _DEAD).cummax(1).values  # from the first blocked one on
+        rows = ops.engram_hash(
+            history.masked_fill(blocked, self.pad), self.multipliers, self.primes, self.offsets
+        )
+        return rows, history[:, 0] != _DEAD
+
+    def _classes(self, ids: Tensor) -> Tensor:
+        """Compressed ids; image tokens and absent positions are dead."""
+        dead = (ids < 0) | (ids == self.image_token_id)
+        return self.token_map[ids.long().clamp(min=0)].masked_fill(dead, _DEAD)
+
+
+class Engram:
+    """The injection at the start of an Engram layer (6.4)."""
+
+    def __init__(self, params: Parameters, prefix: str, config: ModelConfig) -> None:
+        self.eps = config.rms_norm_eps
+        self.table = params.engram_table(f"{prefix}.embed")
+        self.wkv = params.linear(f"{prefix}.wkv")
+        self.q_weight = params.tensor(f"{prefix}.q_weight")
+        self.k_weight = params.tensor(f"{prefix}.k_weight")
+
+    def inject(self, streams: Tensor, rows: Tensor, live: Tensor) -> Tensor:
+        """Streams ``[m, S, D]`` with the values of table rows ``[m, columns]`` added."""
+        embedded = self.table.gather(rows).flatten(1).to(streams.device)
+        kv = ops.linear(embedded, self.wkv)
+        return ops.engram_inject(streams, kv, self.q_weight, self.k_weight, live, eps=self.eps)

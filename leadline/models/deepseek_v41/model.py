@@ -1,0 +1,282 @@
+"""The forward pass of DeepSeek-V4.1. Start here.
+
+``lower`` runs every row through the layers before the cut and makes the cut layer's caches;
+``upper`` runs the rows that need it through the rest. The cut lies inside the last KV source
+(layer 20 of V4.1-Flash): everything above reads that layer's compressed cache (v41-model 2.4, 5.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leadline.config.model import ModelConfig
+from leadline.kernels import ops
+from leadline.kernels.debug import NonFiniteError
+from leadline.kernels.reference.rope import rope_frequencies, yarn_frequencies
+from leadline.models.batch import CacheFields, ForwardBatch
+from leadline.models.common.mhc import MixSite
+from leadline.models.common.moe import MoE
+from leadline.models.common.parameters import Parameters
+from leadline.models.common.rows import Rows, WindowPlan, plan_groups, plan_window
+from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
+from leadline.models.deepseek_v41.engram import Engram, EngramHash
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """What crosses from one block to the next.
+
+    Attributes:
+        x: ``[r, S, D]`` activations, the residual streams.
+        carry: ``[r, S]`` wide, the collapse weights of the next attention site.
+    """
+
+    x: Tensor
+    carry: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NgramRows:
+    """Engram table rows ``[r, layers, columns]``, and which rows take part (``[r]`` bool)."""
+
+    rows: Tensor
+    live: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LowerState:
+    """What ``lower`` hands to ``upper``, for every row of the step.
+
+    Attributes:
+        u: ``[m, D]`` the cut layer's normalised attention input.
+        window: ``[w, d]`` the cut layer's window workspace.
+    """
+
+    streams: Streams
+    u: Tensor
+    window: Tensor
+    step: StepRows
+    ngrams: NgramRows | None
+
+
+class Block:
+    """One transformer block, cut between filling its caches and attending."""
+
+    def __init__(
+        self, params: Parameters, layer: int, config: ModelConfig, exact_rounding: bool
+    ) -> None:
+        prefix, eps = f"layers.{layer}", config.rms_norm_eps
+        mix = {"sinkhorn_iters": config.hc_sinkhorn_iters, "hc_eps": config.hc_eps, "eps": eps}
+        self.layer, self.eps = layer, eps
+        self.attn_norm = params.tensor(f"{prefix}.attn_norm.weight")
+        self.ffn_norm = params.tensor(f"{prefix}.ffn_norm.weight")
+        self.hc_attn = MixSite(params, f"{prefix}.hc_attn", **mix)
+        self.hc_ffn = MixSite(params, f"{prefix}.hc_ffn", **mix)
+        self.attn = Attention(params, f"{prefix}.attn", config, layer, exact_rounding)
+        self.ffn = MoE(
+            params,
+            f"{prefix}.ffn",
+            n_routed_experts=config.n_routed_experts,
+            num_experts_per_tok=config.num_experts_per_tok,
+            routed_scaling_factor=config.routed_scaling_factor,
+            swiglu_limit=config.swiglu_limit,
+        )
+        self.engram: Engram | None = None
+        if layer in config.engram_layer_ids:
+            self.engram = Engram(params, f"{prefix}.engram", config)
+            self.engram_index = config.engram_layer_ids.index(layer)
+
+    def begin(
+        self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
+    ) -> tuple[Streams, Tensor, Tensor]:
+        """Up to the caches: streams after Engram, ``u [r, D]``, window workspace ``[w, d]``."""
+        x = streams.x
+        if self.engram is not None and ngrams is not None:
+            x = self.engram.inject(x, ngrams.rows[:, self.engram_index], ngrams.live)
+        u = ops.rms_norm(ops.mhc_collapse(x, streams.carry), self.attn_norm, eps=self.eps)
+        return Streams(x, streams.carry), u, self.attn.write(u, step, cache)
+
+    def finish(
+        self,
+        streams: Streams,
+        u: Tensor,
+        window: Tensor,
+        step: StepRows,
+        cache: CacheFields,
+        chosen: Selection,
+    ) -> Streams:
+        """Attention, then the experts; each site's ``pre`` is used one site later."""
+        x = streams.x
+        pre, post, comb = self.hc_attn.coefficients(x)
+        x = ops.mhc_expand(self.attn.read(u, window, step, cache, chosen), x, post, comb)
+        carry, post, comb = self.hc_ffn.coefficients(x)
+        u = ops.rms_norm(ops.mhc_collapse(x, pre), self.ffn_norm, eps=self.eps)
+        return Streams(ops.mhc_expand(self.ffn.forward(u), x, post, comb), carry)
+
+
+class DeepseekV41:
+    """The text model; implements ``models.batch.Model``."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Parameters,
+        *,
+        token_map: Sequence[int] | None,
+        exact_rounding: bool = True,
+    ) -> None:
+        """Build every module from the parameters' weight source.
+
+        Args:
+            config: the model.
+            params: where weights come from, and their dtypes.
+            token_map: Engram class of each token id (``engram.compressed_token_map``), or None.
+            exact_rounding: bf16 only, see ``ops.sparse_attention``.
+        """
+        self.config = config
+        device = params.device
+        self.wide = params.wide
+        self.embed = params.embedding("embed.weight")
+        rope_dim, scaling = config.qk_rope_head_dim, config.rope_scaling
+        self.plain_frequencies = rope_frequencies(rope_dim, config.rope_theta).to(device)
+        self.yarn_frequencies = yarn_frequencies(
+            rope_dim,
+            config.compress_rope_theta,
+            factor=scaling.factor,
+            beta_fast=scaling.beta_fast,
+            beta_slow=scaling.beta_slow,
+            original_max_position_embeddings=scaling.original_max_position_embeddings,
+        ).to(device)
+        self.engram_hash: EngramHash | None = None
+        if config.engram_layer_ids:
+            self.engram_hash = EngramHash(config, token_map, device)
+        self.blocks = [
+            Block(params, layer, config, exact_rounding)
+            for layer in range(config.num_hidden_layers)
+        ]
+        self.norm = params.tensor("norm.weight")
+        vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
+        self.head = params.tensor("head.weight", rows=vocabulary)
+        self._cache: CacheFields | None = None
+
+    def bind_cache(self, cache: CacheFields) -> None:
+        """Take the cache that was sized after the weights were loaded."""
+        self._cache = cache
+
+    @property
+    def cache(self) -> CacheFields:
+        """The bound cache."""
+        assert self._cache is not None, "bind_cache comes before the first step"
+        return self._cache
+
+    def lower(self, batch: ForwardBatch) -> LowerState:
+        """Every row, up to and including the cut layer's caches."""
+        step = self._lower_step(batch)
+        ngrams = None if self.engram_hash is None else NgramRows(*self.engram_hash.rows(batch))
+        x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
+        carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
+        carry[:, 0] = 1.0  # layer 0 attends with the embedding itself
+        streams, chosen = Streams(x, carry), Selection()
+        for block in self.blocks[: self.config.cut]:
+            streams = self._run(block, streams, ngrams, step, chosen)
+        cut = self.blocks[self.config.cut]
+        with _at_layer(cut.layer):
+            streams, u, window = cut.begin(streams, ngrams, step, self.cache)
+        return LowerState(streams, u, window, step, ngrams)
+
+    def upper(self, state: LowerState, batch: ForwardBatch) -> Tensor:
+        """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
+        kept = batch.rows_upper
+        at_cut, above = self._upper_steps(state.step, batch)
+        streams = Streams(state.streams.x[kept], state.streams.carry[kept])
+        ngrams = state.ngrams and NgramRows(state.ngrams.rows[kept], state.ngrams.live[kept])
+        chosen = Selection()
+        cut, *rest = self.blocks[self.config.cut :]
+        with _at_layer(cut.layer):
+            streams = cut.finish(streams, state.u[kept], state.window, at_cut, self.cache, chosen)
+        for block in rest:
+            streams = self._run(block, streams, ngrams, above, chosen)
+        hidden = ops.mhc_collapse(streams.x, streams.carry)
+        return ops.rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[v, D]`` -> wide logits ``[v, V]``."""
+        return ops.wide_linear(hidden, self.head)
+
+    def _run(
+        self,
+        block: Block,
+        streams: Streams,
+        ngrams: NgramRows | None,
+        step: StepRows,
+        chosen: Selection,
+    ) -> Streams:
+        with _at_layer(block.layer):
+            streams, u, window = block.begin(streams, ngrams, step, self.cache)
+            return block.finish(streams, u, window, step, self.cache, chosen)
+
+    def _lower_step(self, batch: ForwardBatch) -> StepRows:
+        rows = Rows(
+            pos=batch.pos,
+            req_of_row=batch.req_of_row.long(),
+            q_off=batch.q_off.long(),
+            slot=batch.slot.long(),
+            seq_len=batch.seq_len.long(),
+            write_from=batch.write_from.long(),
+            page_table=batch.page_table.long(),
+        )
+        groups = {}
+        for source in self.config.kv_source_layer_ids:
+            ratio = self.config.compress_ratios[source]
+            open_groups = self.cache.open_groups.get(source)
+            groups[ratio] = plan_groups(
+                rows,
+                ratio=ratio,
+                page_size=ratio * self.cache.kv[source].values.shape[1],
+                ring=0 if open_groups is None else open_groups.shape[1],
+            )
+        return StepRows(
+            rows=rows,
+            window=self._plan_window(rows, batch.floor_lo),
+            plain=ops.rope_angles(rows.pos, self.plain_frequencies),
+            yarn=ops.rope_angles(rows.pos, self.yarn_frequencies),
+            groups=groups,
+            entry_angles={
+                ratio: ops.rope_angles(plan.first_pos, self.yarn_frequencies)
+                for ratio, plan in groups.items()
+            },
+        )
+
+    def _upper_steps(self, lower: StepRows, batch: ForwardBatch) -> tuple[StepRows, StepRows]:
+        """The upper rows as the cut layer sees them (window down to s), and the layers above."""
+        kept = batch.rows_upper
+        if len(kept) == len(batch.ids) and torch.equal(batch.floor_lo, batch.floor_up):
+            return lower, lower
+        rows = lower.rows.take(kept)
+        plain = (lower.plain[0][kept], lower.plain[1][kept])
+        yarn = (lower.yarn[0][kept], lower.yarn[1][kept])
+        at_cut = StepRows(rows, lower.window.take(kept), plain, yarn)
+        return at_cut, StepRows(rows, self._plan_window(rows, batch.floor_up), plain, yarn)
+
+    def _plan_window(self, rows: Rows, floor: Tensor) -> WindowPlan:
+        ring = self.cache.window[0].values.shape[1]
+        window = self.config.sliding_window
+        return plan_window(rows, floor.long(), window=window, ring=ring)
+
+
+class _at_layer:
+    """Adds the layer to a ``NonFiniteError`` on its way up."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, NonFiniteError):
+            raise NonFiniteError(error.op, error.row, self.layer) from error

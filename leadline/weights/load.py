@@ -1,0 +1,215 @@
+"""Where a model's weights come from: a checkpoint, or a seed.
+
+Both sources implement ``source.WeightSource``. They differ in where stored tensors come from;
+slicing, decoding, checking and the account of what was taken are the same code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from leadline.config.model import ModelConfig
+from leadline.core.errors import CheckpointError
+from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.weights.checkpoint import Checkpoint
+from leadline.weights.engram_tables import HostEngramTable, to_tensor
+from leadline.weights.formats import PACKINGS, decode, scale_name
+from leadline.weights.names import Part, Role, WeightSpec, model_weights
+from leadline.weights.random_init import random_tensors
+from leadline.weights.source import FULL
+from leadline.weights.verify import verify
+
+logger = logging.getLogger(__name__)
+
+# The largest magnitude of a matrix lies between these unless it is all zero: trained ones have
+# 0.01 to 100. Scale bytes taken for numbers give 1e4 and more, zeroed ones 1e-30 (user-reports E1).
+PLAUSIBLE = (1e-10, 1e4)
+
+
+class _Stored(Protocol):
+    """Tensors as files hold them."""
+
+    def array(self, name: str) -> npt.NDArray[Any]: ...
+
+    def describe(self, name: str) -> str: ...
+
+
+class _Source:
+    """Slices, decodes and checks stored weights, and keeps account of them."""
+
+    def __init__(
+        self,
+        stored: _Stored,
+        weights: dict[str, WeightSpec],
+        formats: dict[str, WeightFormat],
+        progress: tqdm[Any],
+    ) -> None:
+        self._stored = stored
+        self._weights = weights
+        self._formats = formats
+        self._progress = progress
+        self._taken: Counter[str] = Counter()
+
+    def tensor(self, name: str, dtype: torch.dtype, *, rows: slice = FULL) -> Tensor:
+        """A plain tensor, its first dim cut to ``rows``.
+
+        Raises:
+            CheckpointError: it holds NaN or infinity.
+        """
+        assert self._weights[name].format is WeightFormat.PLAIN, f"{name} is packed: use linear()"
+        self._taken[name] += 1
+        values = self._read(name, (rows,))
+        if not values.isfinite().all():
+            raise CheckpointError(f"{self._stored.describe(name)} holds NaN or infinity")
+        return values.to(dtype)
+
+    def linear(
+        self, name: str, dtype: torch.dtype, *, out: slice = FULL, inp: slice = FULL
+    ) -> LinearWeight:
+        """``{name}.weight``, dequantised: rows ``out`` and columns ``inp`` of ``[out, in]``.
+
+        Raises:
+            CheckpointError: it holds NaN, or magnitudes that no matrix has.
+        """
+        weight = f"{name}.weight"
+        return LinearWeight(self._matrix(weight, (out, inp)).to(dtype), self._formats[weight])
+
+    def experts(self, prefix: str, which: str, experts: slice, dtype: torch.dtype) -> LinearWeight:
+        """``{prefix}.{e}.{which}.weight`` for each expert of a slice: ``[experts, out, in]``.
+
+        Raises:
+            CheckpointError: as ``linear``, or some experts are packed and others are not.
+        """
+        names = [f"{prefix}.{e}.{which}.weight" for e in range(experts.start, experts.stop)]
+        formats = {self._formats[name] for name in names}
+        if len(formats) > 1:
+            raise CheckpointError(
+                f"{self._stored.describe(names[0])} and the other experts of its layer come in "
+                f"different formats: {', '.join(sorted(formats))}"
+            )
+        dense = torch.empty(len(names), *self._weights[names[0]].shape, dtype=dtype)
+        for row, name in zip(dense, names, strict=True):
+            row.copy_(self._matrix(name, (FULL, FULL)))
+        return LinearWeight(dense, formats.pop())
+
+    def engram_table(self, name: str, dtype: torch.dtype) -> HostEngramTable:
+        """``{name}.weight`` and its scales, left where they are and gathered by row."""
+        weight = f"{name}.weight"
+        self._taken[weight] += 1
+        codes = self._stored.array(weight)
+        packed = self._formats[weight] is not WeightFormat.PLAIN
+        scales = self._stored.array(scale_name(weight)) if packed else None
+        return HostEngramTable(codes, scales, dtype)
+
+    def finish(self) -> None:
+        """Close the progress bar, and assert that one rank took every weight exactly once."""
+        self._progress.close()
+        needed = (n for n, spec in self._weights.items() if spec.role is not Role.IMAGE_ROUTER)
+        left = [name for name in needed if name not in self._taken]
+        twice = [name for name, count in self._taken.items() if count > 1]
+        assert not left, f"{len(left)} weights were never taken, the first is {left[0]}"
+        assert not twice, f"{len(twice)} weights were taken twice, the first is {twice[0]}"
+
+    def _matrix(self, name: str, index: tuple[slice, slice]) -> Tensor:
+        """Part of a matrix in the type it decodes to (float32, or as stored), checked."""
+        self._taken[name] += 1
+        format = self._formats[name]
+        if format is WeightFormat.PLAIN:
+            values = self._read(name, index)
+        else:
+            packing = PACKINGS[format]
+            code_cut, scale_cut = packing.cut(self._weights[name].shape, index)
+            scales = self._read(scale_name(name), scale_cut)
+            values = decode(format, self._read(name, code_cut), scales)
+        self._check_magnitude(name, values)
+        return values
+
+    def _check_magnitude(self, name: str, values: Tensor) -> None:
+        low, high = (bound.item() for bound in values.aminmax())  # NaN anywhere makes both NaN
+        largest = max(-low, high)
+        if low != low:
+            self._raise_nan(name, values)
+        smallest, limit = PLAUSIBLE
+        if largest > limit or 0 < largest < smallest:
+            raise CheckpointError(
+                f"{self._stored.describe(name)} has values up to {largest:.3g}; a weight's largest "
+                f"magnitude lies within {smallest:g} and {limit:g}, so its scales are damaged"
+            )
+
+    def _raise_nan(self, name: str, values: Tensor) -> None:
+        row, col = (int(i) for i in values.isnan().nonzero()[0])
+        cause = "a NaN value"
+        if self._formats[name] is not WeightFormat.PLAIN:
+            cause = f"a NaN code, or the NaN byte 255 in {scale_name(name)}"
+        raise CheckpointError(f"{self._stored.describe(name)} holds NaN at [{row}, {col}]: {cause}")
+
+    def _read(self, name: str, index: tuple[slice, ...]) -> Tensor:
+        """A copy of part of a stored tensor; nothing but that part is touched."""
+        values = np.array(self._stored.array(name)[index])
+        self._progress.update(values.nbytes)
+        return to_tensor(values)
+
+
+class CheckpointSource(_Source):
+    """The backbone weights of a checkpoint.
+
+    Args:
+        checkpoint: the files.
+        config: what they must hold; draft and vision tensors are skipped.
+        show_progress: a progress bar in bytes, on a terminal only.
+
+    Raises:
+        CheckpointError: see ``verify``.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, *, show_progress: bool = True
+    ) -> None:
+        contents = verify(checkpoint, config)
+        logger.info("%s: %s", checkpoint.path, contents.summary())
+        tables = {n for n, spec in contents.weights.items() if spec.role is Role.ENGRAM_TABLE}
+        tables |= {scale_name(name) for name in tables}
+        progress = tqdm(
+            total=sum(entry.nbytes for entry in contents.used if entry.name not in tables),
+            desc="Loading weights",
+            unit="B",
+            unit_scale=True,
+            disable=None if show_progress else True,
+        )
+        super().__init__(checkpoint, contents.weights, contents.formats, progress)
+
+
+class DummySource(_Source):
+    """Seeded random weights in the official formats: what ``tools.random_checkpoint`` writes."""
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        weights = {n: s for n, s in model_weights(config).items() if s.part is Part.BACKBONE}
+        formats = {name: spec.format for name, spec in weights.items()}
+        super().__init__(_RandomTensors(weights, seed), weights, formats, tqdm(disable=True))
+
+
+class _RandomTensors:
+    """Stored tensors that are made when asked for."""
+
+    def __init__(self, weights: dict[str, WeightSpec], seed: int) -> None:
+        self._weights = {name: (spec, seed) for name, spec in weights.items()}
+        self._last: dict[str, Tensor] = {}
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._last:  # codes and scales of a weight are made together
+            weight = name.removesuffix(".scale") + ".weight" if name.endswith(".scale") else name
+            spec, seed = self._weights[weight]
+            self._last = random_tensors(spec, seed=seed)
+        tensor = self._last[name]
+        return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+    def describe(self, name: str) -> str:
+        return f"dummy tensor {name}"

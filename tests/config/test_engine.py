@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from leadline.config.args import from_values
+from leadline.config.engine import EngineConfig
+from leadline.core.errors import ConfigError, NotSupported
+
+BAD = [
+    ({"model": ""}, "model is ''; name a checkpoint folder, a hub id or a preset"),
+    ({"model": None}, "model is None; name a checkpoint folder"),
+    ({"dtype": "fp16"}, "dtype is 'fp16'; choose one of auto, float32, bfloat16, float64"),
+    ({"device": "tpu"}, "device is 'tpu'; choose one of auto, cpu, cuda"),
+    ({"load_format": "gguf"}, "load_format is 'gguf'; choose one of auto, safetensors, dummy"),
+    ({"max_model_len": 1}, "max_model_len is 1; it must be an integer of at least 2"),
+    ({"max_model_len": "8k"}, "max_model_len is '8k'; it must be an integer"),
+    ({"seed": 1.5}, "seed is 1.5; it must be an integer"),
+    ({"seed": None}, "seed is None; it must be an integer"),
+    ({"gpu_memory_utilization": 0}, "gpu_memory_utilization is 0; it must lie in (0, 1]"),
+    ({"gpu_memory_utilization": 1.01}, "gpu_memory_utilization is 1.01; it must lie in (0, 1]"),
+    ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization is '0.9'; it must lie in"),
+    ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes is 0; it must be an integer of at"),
+    ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be an integer of at least 1"),
+    ({"max_num_seqs": True}, "max_num_seqs is True; it must be an integer"),
+    ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1; it must be an integer"),
+    ({"max_prefill_rows": 0}, "max_prefill_rows is 0; it must be an integer"),
+    ({"max_prefills": 0}, "max_prefills is 0; it must be an integer"),
+    ({"max_num_queued_reqs": 0}, "max_num_queued_reqs is 0; it must be an integer"),
+    ({"max_bypass": -1}, "max_bypass is -1; it must be an integer of at least 0"),
+    ({"rows_per_decode": 0}, "rows_per_decode is 0; it must be an integer"),
+    (
+        {"max_num_batched_tokens": 64, "max_num_seqs": 65},
+        "max_num_batched_tokens (64) is below max_num_seqs (65)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), BAD, ids=lambda v: str(v) if isinstance(v, dict) else ""
+)
+def test_a_bad_value_is_named_with_what_it_must_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        from_values(EngineConfig, {"model": "m", **values})
+
+
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "swa_bounded_replay"])
+def test_features_to_come_are_refused_by_name_and_may_be_off(name: str) -> None:
+    with pytest.raises(NotSupported, match=name):
+        from_values(EngineConfig, {"model": "m", name: True})
+    from_values(EngineConfig, {"model": "m", name: False})
+
+
+def test_defaults_are_valid() -> None:
+    config = EngineConfig(model="m")
+    assert config.max_model_len is None
+    assert config.cache.kv_cache_memory_bytes is None

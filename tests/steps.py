@@ -1,0 +1,138 @@
+"""Model steps without an engine: sequences with their own slot and pages, fed in any chunks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from leadline.cache.layout import PAGE_SIZE, cache_layout
+from leadline.cache.pool import CachePool
+from leadline.config.model import ModelConfig, load_model_config
+from leadline.models.batch import ForwardBatch
+from leadline.models.common.parameters import Parameters
+from leadline.models.deepseek_v41.engram import compressed_token_map
+from leadline.models.deepseek_v41.model import DeepseekV41
+from leadline.parallel.placement import Placement
+from leadline.weights.checkpoint import Checkpoint
+from leadline.weights.load import CheckpointSource, DummySource
+
+
+@dataclass
+class Sequence:
+    """Tokens of one request, and how far they are fed."""
+
+    tokens: list[int]
+    slot: int
+    pages: list[int]
+    fed: int = 0
+    floor_lo: int = 0
+    floor_up: int = 0
+    write_from: int = 0
+
+
+@dataclass
+class Stepper:
+    """A model with its cache; hands out slots and pages and never takes them back."""
+
+    config: ModelConfig
+    model: DeepseekV41
+    pool: CachePool
+    next_page: int = 1
+    sequences: list[Sequence] = field(default_factory=list)
+
+    def start(self, tokens: list[int], *, max_len: int | None = None) -> Sequence:
+        count = math.ceil((max_len or len(tokens) + 64) / PAGE_SIZE)
+        pages = list(range(self.next_page, self.next_page + count))
+        self.next_page += count
+        sequence = Sequence(list(tokens), len(self.sequences) + 1, pages)
+        self.sequences.append(sequence)
+        assert sequence.slot < self.pool.num_slots
+        assert self.next_page <= self.pool.num_pages
+        return sequence
+
+    def batch(self, parts: list[tuple[Sequence, int]]) -> ForwardBatch:
+        """The next n tokens of each sequence; every row runs the upper half and is sampled."""
+        history = self.config.engram_max_ngram_size - 1
+        starts = [sequence.fed for sequence, _ in parts]
+        counts = torch.tensor([n for _, n in parts])
+        m = int(counts.sum())
+        ids = [t for s, n in parts for t in s.tokens[s.fed : s.fed + n]]
+        assert len(ids) == m
+        width = max(len(s.pages) for s, _ in parts)
+
+        def per_group(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32)
+
+        batch = ForwardBatch(
+            ids=torch.tensor(ids, dtype=torch.int32),
+            pos=torch.cat([torch.arange(a, a + int(n)) for a, n in zip(starts, counts)]),
+            req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts).int(),
+            q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
+            seq_len=per_group([s.fed + n for s, n in parts]),
+            slot=per_group([s.slot for s, _ in parts]),
+            floor_lo=per_group([s.floor_lo for s, _ in parts]),
+            floor_up=per_group([s.floor_up for s, _ in parts]),
+            write_from=per_group([s.write_from for s, _ in parts]),
+            page_table=torch.tensor(
+                [s.pages + [0] * (width - len(s.pages)) for s, _ in parts], dtype=torch.int32
+            ),
+            hist=torch.tensor(
+                [([-1] * history + s.tokens[: s.fed])[-history:] for s, _ in parts],
+                dtype=torch.int32,
+            ),
+            rows_upper=torch.arange(m),
+            sample_rows=torch.arange(m),
+        )
+        for sequence, n in parts:
+            sequence.fed += n
+        return batch
+
+    def step(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
+        """Run one step: logits ``[n, V]`` of each part."""
+        batch = self.batch(parts)
+        with torch.inference_mode():
+            hidden = self.model.upper(self.model.lower(batch), batch)
+            logits = self.model.logits(hidden)
+        return list(logits.split([n for _, n in parts]))
+
+    def feed(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
+        """Feed what is left of a sequence in chunks: logits of every fed row."""
+        rows = []
+        while left := len(sequence.tokens) - sequence.fed:
+            rows.append(self.step([(sequence, min(chunk or left, left))])[0])
+        return torch.cat(rows)
+
+
+def make_stepper(
+    folder: Path | ModelConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_cache_dtype: str = "auto",
+    quantize_activations: bool = True,
+    exact_rounding: bool = True,
+    num_pages: int = 64,
+    num_slots: int = 16,
+) -> Stepper:
+    """A checkpoint's model, or a seeded random one of a configuration."""
+    token_map = None
+    source: CheckpointSource | DummySource
+    if isinstance(folder, ModelConfig):
+        config, source = folder, DummySource(folder)
+    else:
+        config = load_model_config(folder)
+        source = CheckpointSource(Checkpoint(folder), config, show_progress=False)
+        token_map = compressed_token_map(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    params = Parameters(
+        source, dtype, torch.device("cpu"), Placement(), quantize_activations=quantize_activations
+    )
+    model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)
+    source.finish()
+    layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype)
+    pool = CachePool(layout, num_pages=num_pages, num_slots=num_slots, wide=params.wide)
+    model.bind_cache(pool)
+    return Stepper(config, model, pool)
