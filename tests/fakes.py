@@ -14,7 +14,7 @@ from leadline.cache.sizing import CacheSize
 from leadline.config.engine import SchedulerConfig
 from leadline.core.request import EngineRequest, Request, SamplingParams, TokenLogprobs
 from leadline.engine.engine import Engine
-from leadline.models.batch import ForwardBatch
+from leadline.models.batch import CacheFields, ForwardBatch
 
 VOCAB_SIZE = 97
 EOS = 1
@@ -40,7 +40,9 @@ def sampling(max_tokens: int, **changes: object) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)  # type: ignore[arg-type]
 
 
-def request(request_id: str, prompt: Sequence[int], max_tokens: int, **changes: object):
+def request(
+    request_id: str, prompt: Sequence[int], max_tokens: int, **changes: object
+) -> EngineRequest:
     """An engine request with greedy parameters."""
     return EngineRequest(request_id, tuple(prompt), sampling(max_tokens, **changes))
 
@@ -65,6 +67,9 @@ class FakeModel:
         self.ids = torch.full((self.size.num_pages, PAGE_SIZE), -1)
         self.positions = torch.full((self.size.num_pages, PAGE_SIZE), -1)
         self.reached = [0] * self.size.num_slots
+
+    def bind_cache(self, cache: CacheFields) -> None:
+        raise AssertionError("the fake brings its own cache")
 
     def lower(self, batch: ForwardBatch) -> Tensor:
         """``[m, 2]``: sum of all ids up to each row, and its position."""
@@ -124,11 +129,12 @@ class GreedyToken:
 
 
 class GreedySampler:
-    """Takes the largest logit."""
+    """Takes the largest logit; -1 where one is NaN, as the real sampler."""
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[GreedyToken]:
         assert len(logits) == len(requests)
-        return [GreedyToken(token, None) for token in logits.argmax(-1).tolist()]
+        tokens = torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))
+        return [GreedyToken(token, None) for token in tokens.tolist()]
 
 
 def fake_engine(
