@@ -12,7 +12,7 @@ from leadline.kernels.reference.accumulate import widen
 
 def rope_frequencies(dim: int, theta: float) -> Tensor:
     """Base frequencies ``[dim / 2]`` float32: ``theta ** (-2 i / dim)`` (v41-model 3.2)."""
-    return theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 
 def yarn_frequencies(
