@@ -54,6 +54,10 @@ class Tokenizer:
             )
         return token_id
 
+    def has_markers(self, *markers: str) -> bool:
+        """Whether every marker has an id."""
+        return all(self._tokenizer.token_to_id(marker) is not None for marker in markers)
+
     @property
     def bos_token_id(self) -> int:
         return self.marker_id(BOS)
