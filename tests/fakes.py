@@ -1,4 +1,4 @@
-"""Stand-ins with known answers: a model that checks its own memory, a greedy sampler, engines."""
+"""Stand-ins with known answers: a model that checks its own memory, and engines around it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.manager import CacheManager
 from leadline.cache.sizing import CacheSize
 from leadline.config.engine import EngineConfig, SchedulerConfig
-from leadline.core.request import EngineRequest, Request, SamplingParams, TokenLogprobs
+from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
+from leadline.engine.sampler import Sampler
 from leadline.models.batch import CacheFields, ForwardBatch
 
 VOCAB_SIZE = 97
@@ -119,27 +120,6 @@ class FakeModel:
         return logits
 
 
-@dataclass(frozen=True)
-class GreedyToken:
-    """A sampled token, as the real sampler returns it."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-@dataclass
-class GreedySampler:
-    """Takes the largest logit; -1 where one is NaN, as the real sampler. Notes seeds it saw."""
-
-    seeds: dict[str, int] = field(default_factory=dict)
-
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[GreedyToken]:
-        assert len(logits) == len(requests)
-        self.seeds |= {request.request_id: request.seed for request in requests}
-        tokens = torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))
-        return [GreedyToken(token, None) for token in tokens.tolist()]
-
-
 def fake_engine(
     *,
     num_pages: int = 17,
@@ -147,7 +127,7 @@ def fake_engine(
     max_model_len: int = 2048,
     poison: int | None = None,
     fail_on: int | None = None,
-    sampler: GreedySampler | None = None,
+    sampler: Sampler | None = None,
     **config: int,
 ) -> Engine:
     """A real engine around ``FakeModel``; ``config`` changes the scheduler's budgets."""
@@ -155,7 +135,7 @@ def fake_engine(
     budgets = {"max_num_seqs": num_slots - 1, "max_num_batched_tokens": 512} | config
     return Engine(
         FakeModel(size, poison=poison, fail_on=fail_on),
-        sampler or GreedySampler(),  # type: ignore[arg-type]
+        sampler or Sampler(EOS),
         CacheManager(size),
         SchedulerConfig(**budgets),
         vocab_size=VOCAB_SIZE,

@@ -4,7 +4,10 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +23,23 @@ from tests.fakes import FIRST_ID, VOCAB_SIZE, expected_tokens, next_token, reque
 T = TypeVar("T")
 CONFIG = EngineConfig(model="fake")
 FACTORY = "tests.fakes:build_fake_engine"
+
+
+# A server that is killed while its engine works.
+PARENT = f"""
+import asyncio
+from leadline.config.engine import EngineConfig
+from leadline.engine.async_engine import AsyncEngine
+from tests.fakes import request
+
+async def main():
+    engine = await AsyncEngine.start(EngineConfig(model="fake"), factory={FACTORY!r})
+    async for output in engine.submit(request("a", [20], 2000)):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 class Process:
@@ -149,7 +169,8 @@ def test_prompt_logits_arrive_as_an_array_and_their_errors_as_errors(process: Pr
     async def go() -> None:
         ids = [20, 30, 40]
         logits = await process.engine.prompt_logits(ids)
-        assert (logits.shape, logits.dtype) == ((3, VOCAB_SIZE), np.float32)
+        assert logits.shape == (3, VOCAB_SIZE)
+        assert logits.dtype == np.float32
         assert logits.argmax(-1).tolist() == [next_token(ids[: i + 1]) for i in range(3)]
         with pytest.raises(LeadlineError, match="id 13 cannot be run"):
             await process.engine.prompt_logits([13])
@@ -218,6 +239,18 @@ def test_shutdown_ends_open_requests_and_the_process() -> None:
         await engine.shutdown()
 
     asyncio.run(asyncio.wait_for(go(), timeout=60))
+
+
+def test_an_engine_process_does_not_outlive_its_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        parent.kill()
+        # The engine process holds the other copy of this pipe's end: it closes with the last one.
+        assert parent.stdout.read() == b""
 
 
 @pytest.mark.parametrize(

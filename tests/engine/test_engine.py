@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from leadline.core.errors import BadRequest, EngineOverloaded, LeadlineError
-from leadline.core.request import EngineRequest, FinishReason, TokenOutput
+from leadline.core.request import EngineRequest, FinishReason, Request, TokenOutput
 from leadline.engine.engine import Engine
+from leadline.engine.sampler import SampledToken, Sampler
 from tests.fakes import (
+    EOS,
     FIRST_ID,
     VOCAB_SIZE,
-    GreedySampler,
     expected_tokens,
     fake_engine,
     next_token,
@@ -163,7 +165,8 @@ def test_prompt_logits_are_those_of_every_position_in_any_chunks() -> None:
     engine = fake_engine(max_num_batched_tokens=50)
     ids = prompt(333)
     logits = engine.prompt_logits(ids)
-    assert (logits.shape, logits.dtype) == ((333, VOCAB_SIZE), np.float32)
+    assert logits.shape == (333, VOCAB_SIZE)
+    assert logits.dtype == np.float32
     assert logits.argmax(-1).tolist() == [next_token(ids[: i + 1]) for i in range(333)]
     check_idle(engine)
 
@@ -245,8 +248,20 @@ def test_counters_are_the_sums_over_requests() -> None:
     assert engine.reset_prefix_cache()
 
 
+class SeedRecorder(Sampler):
+    """Notes the seed of every request it samples for."""
+
+    def __init__(self) -> None:
+        super().__init__(EOS)
+        self.seeds: dict[str, int] = {}
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+        self.seeds |= {live.request_id: live.seed for live in requests}
+        return super().sample(logits, requests)
+
+
 def test_requests_without_a_seed_get_different_ones_and_those_with_one_keep_it() -> None:
-    sampler = GreedySampler()
+    sampler = SeedRecorder()
     engine = fake_engine(sampler=sampler)
     for name, seed in (("a", None), ("b", None), ("c", -7)):
         engine.add(request(name, [5], 1, seed=seed))
