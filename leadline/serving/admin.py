@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from leadline import __version__
 from leadline.core.client import EngineStats
 from leadline.core.errors import EngineDead
+from leadline.core.version import __version__
 from leadline.serving.context import Server, server_of
 
 

@@ -71,14 +71,14 @@ class Server:
             )
         return served
 
-    def check_prompt(self, num_tokens: int) -> None:
+    def check_prompt(self, num_tokens: int, *, param: str) -> None:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
         if num_tokens >= self.model.max_model_len:
             raise BadRequest(
                 f"this model's maximum context length is {self.model.max_model_len} tokens, but "
                 f"the prompt has {num_tokens} tokens and needs room for at least one more; "
-                "shorten the messages",
-                param="messages",
+                f"shorten {param}",
+                param=param,
                 code="context_length_exceeded",
             )
 

@@ -196,9 +196,9 @@ def _engine_families(stats: EngineStats, model_name: str) -> Iterator[Metric]:
             [({"part": part}, value) for part, value in stats.step_seconds.items()],
         )
     }
-    for name, value in stats.counters.items():
+    for name, count in stats.counters.items():
         prefix = "leadline" if name in _OWN_COUNTERS else "vllm"
-        counters[f"{prefix}:{name}"] = (f"The engine's count of {name}.", [({}, value)])
+        counters[f"{prefix}:{name}"] = (f"The engine's count of {name}.", [({}, count)])
     for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
         for name, (text, samples) in table.items():
             if not samples:  # no step has run yet

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -19,12 +18,7 @@ from leadline.text.tokenizer import Tokenizer
 from tests.serving.scripted import ScriptedEngine, Step
 
 MODEL_INFO = ModelInfo(root="house/tiny", max_model_len=8192, vocab_size=1024)
-HELLO = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(str(files("leadline") / "data/tiny/tokenizer.json"))
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 @dataclass

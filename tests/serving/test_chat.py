@@ -15,7 +15,7 @@ CALL = (
     '<｜DSML｜ parameter name="days" string="false">3</｜DSML｜ parameter>\n'
     "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
 )
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {

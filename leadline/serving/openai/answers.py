@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from leadline import __version__
 from leadline.core.request import TokenOutput
+from leadline.core.version import __version__
 from leadline.text.output_parser import ToolCallDelta
 
 FINGERPRINT = f"leadline-{__version__}"

@@ -74,6 +74,11 @@ class ChatCall:
         body = decode_body(raw, ChatRequest)
         model = server.resolve_model(body.model)
         body.refuse_missing_features()
+        if body.continue_final_message and body.add_generation_prompt:
+            raise BadRequest(
+                "continue_final_message and add_generation_prompt exclude each other",
+                param="continue_final_message",
+            )
         effort = body.reasoning_effort
         if effort is None and body.reasoning is not None:
             effort = body.reasoning.get("effort")
@@ -85,7 +90,7 @@ class ChatCall:
             chat_template_kwargs=body.chat_template_kwargs,
             continue_final_message=bool(body.continue_final_message),
         )
-        server.check_prompt(len(prompt.token_ids))
+        server.check_prompt(len(prompt.token_ids), param="messages")
         sampling = body.sampling(
             max_tokens=_max_tokens(server, body, prompt),
             logprobs=_logprobs(body),

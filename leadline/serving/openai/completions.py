@@ -92,7 +92,7 @@ class CompletionCall:
             raise BadRequest(f"max_tokens is {limit}; it must be at least 1", param="max_tokens")
         prompts = []
         for token_ids in _prompts(body, server):
-            server.check_prompt(len(token_ids))
+            server.check_prompt(len(token_ids), param="prompt")
             sampling = body.sampling(
                 max_tokens=min(limit, server.model.max_model_len - len(token_ids)),
                 logprobs=body.logprobs,
