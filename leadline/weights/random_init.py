@@ -7,6 +7,7 @@ weights, or on how a checkpoint is cut into shards.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def _matrix_values(shape: tuple[int, ...], generator: np.random.Generator) -> Te
     The level (2^-2 .. 2^1) makes neighbouring scales differ, as those of trained weights do.
     """
     rows, cols = shape
-    values = _normal(shape, generator) * min(0.05, cols**-0.5)
+    values = _normal(shape, generator) * min(0.05, 1 / math.sqrt(cols))
     tiles = torch.from_numpy(generator.integers(-2, 2, (-(-rows // 32), -(-cols // 32))))
     levels = torch.exp2(tiles.float()).repeat_interleave(32, 0).repeat_interleave(32, 1)
     return values * levels[:rows, :cols]
@@ -72,11 +73,11 @@ def _plain_values(spec: WeightSpec, generator: np.random.Generator) -> Tensor:
     if spec.role is Role.NORM or name.endswith(("norm.weight", "q_weight", "k_weight")):
         return 1 + normal * 0.05
     if name.endswith("_scale"):
-        return 0.5 + torch.from_numpy(generator.random(spec.shape, dtype=np.float32))
+        return torch.from_numpy(generator.random(spec.shape, dtype=np.float32)) + 0.5
     if name.endswith("_base"):
         return normal * 0.5
     if name.endswith("_fn"):
-        return normal * min(0.02, spec.shape[1] ** -0.5)
+        return normal * min(0.02, 1 / math.sqrt(spec.shape[1]))
     return _matrix_values(spec.shape, generator)
 
 

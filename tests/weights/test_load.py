@@ -75,8 +75,9 @@ def test_every_weight_comes_back_as_it_was_encoded(folder: Path, dtype: torch.dt
     source = open_source(folder)
     taken = take_all(source, CONFIG, dtype)
     source.finish()
+    weights = model_weights(CONFIG)
     for name in taken:
-        spec = model_weights(CONFIG)[name]
+        spec = weights[name]
         made = random_tensors(spec, seed=0)
         intended = made[name]
         if spec.format is not WeightFormat.PLAIN:
