@@ -115,6 +115,7 @@ async def _serve(
             vocab_size=engine.limits.vocab_size,
         )
         app = build_app(engine, tokenizer, model_info, server_config)
+        listener.listen()
         host, port = listener.getsockname()[:2]
         names = ", ".join(app.state.server.model_names)
         logger.info("leadline %s serves %s at http://%s:%d/v1", __version__, names, host, port)
@@ -169,7 +170,7 @@ async def _chat(config: EngineConfig, options: ChatOptions) -> None:
     async with _engine(config) as engine:
         session = ChatSession(engine, encoder, engine.limits.max_model_len, options)
         lines: PromptSession[str] = PromptSession("> ")
-        await run_chat(session, Console(), lines.prompt_async)
+        await run_chat(session, Console(highlight=False), lines.prompt_async)
 
 
 def generate(argv: Sequence[str]) -> None:

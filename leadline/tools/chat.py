@@ -142,7 +142,6 @@ async def _show(session: ChatSession, text: str, console: Console) -> None:
                 style="dim" if is_reasoning else None,
                 end="",
                 markup=False,
-                highlight=False,
                 soft_wrap=True,
             )
     console.print()
