@@ -97,9 +97,7 @@ class ChatEncoder:
         Raises:
             BadRequest: anything that cannot be rendered, with the field's path.
         """
-        plain = normalize_messages(messages)
-        if continue_final_message:
-            plain[-1]["prefix"] = True
+        plain = normalize_messages(messages, continue_final_message=continue_final_message)
         extra = chat_template_kwargs or {}
         effort = _effort(_first(reasoning_effort, extra.get("reasoning_effort")))
         switch = _first(extra.get("thinking"), extra.get("enable_thinking"), _switch(thinking))

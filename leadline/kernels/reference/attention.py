@@ -48,6 +48,9 @@ def sparse_attention(
             valid = torch.cat((valid, chosen >= 0), dim=1)
             if core is _blocked_softmax:
                 keys, valid = _close_gap(keys, valid, window_width[rows], index.shape[1])
+        # Places without a key were read from somewhere: what lies there may be anything, and a
+        # weight of 0 does not hide a NaN.
+        keys.masked_fill_(~valid.unsqueeze(2), 0)
         turned = rotate(q[rows], cos[rows], sin[rows])
         scores = widen(turned) @ widen(keys).transpose(1, 2) * q.shape[2] ** -0.5
         scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)

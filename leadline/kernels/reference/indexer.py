@@ -52,11 +52,12 @@ def index_logits(
 
 
 def _equal_groups(q_off: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Groups by length: row numbers ``[groups, length]`` and group numbers."""
+    """Groups that have rows, by length: row numbers ``[groups, length]`` and group numbers."""
     starts = q_off.tolist()
     by_length: dict[int, list[int]] = {}
     for group, (start, end) in enumerate(itertools.pairwise(starts)):
-        by_length.setdefault(end - start, []).append(group)
+        if end > start:
+            by_length.setdefault(end - start, []).append(group)
     for length, groups in by_length.items():
         first = torch.tensor([starts[group] for group in groups], device=q_off.device)
         rows = first.unsqueeze(1) + torch.arange(length, device=q_off.device)
