@@ -55,12 +55,16 @@ class _Stream:
         self._changed = asyncio.Event()
 
     def put(self, news: TokenOutput | LeadlineError) -> None:
-        if isinstance(self._news, TokenOutput) and isinstance(news, TokenOutput):
-            news = dataclasses.replace(
-                news,
-                token_ids=self._news.token_ids + news.token_ids,
-                logprobs=self._news.logprobs + news.logprobs,
-            )
+        unread = self._news
+        if isinstance(unread, TokenOutput):
+            if unread.finish_reason is not None:
+                return  # that was its last word; the engine's end does not concern it
+            if isinstance(news, TokenOutput):
+                news = dataclasses.replace(
+                    news,
+                    token_ids=unread.token_ids + news.token_ids,
+                    logprobs=unread.logprobs + news.logprobs,
+                )
         self._news = news
         self._changed.set()
 
@@ -147,8 +151,6 @@ class AsyncEngine:
         await asyncio.to_thread(self._sender.join)
         self._connection.close()
 
-    # ---- EngineClient -----------------------------------------------------------------------
-
     def submit(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
         """Check a request now; the iterator queues it and yields its outputs (``EngineClient``)."""
         self._check_alive()
@@ -205,8 +207,6 @@ class AsyncEngine:
             self._outbox.put(Abort(request_id))
             raise
         return logits
-
-    # ---- the pipe ---------------------------------------------------------------------------
 
     async def _call(self, method: str, *args: object) -> Any:
         call_id = f"{method}-{next(self._call_numbers)}"

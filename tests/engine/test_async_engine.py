@@ -15,7 +15,13 @@ import pytest
 
 from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineClient, EngineStats
-from leadline.core.errors import BadRequest, CheckpointError, EngineDead, LeadlineError
+from leadline.core.errors import (
+    BadRequest,
+    CheckpointError,
+    EngineDead,
+    EngineOverloaded,
+    LeadlineError,
+)
 from leadline.core.request import FinishReason, TokenLogprobs, TokenOutput
 from leadline.engine.async_engine import AsyncEngine, _Stream
 from tests.fakes import FIRST_ID, VOCAB_SIZE, expected_tokens, next_token, request
@@ -195,6 +201,23 @@ def test_a_paused_engine_answers_and_goes_on_when_resumed(process: Process) -> N
     process.run(go())
 
 
+def test_more_than_the_queue_holds_is_refused_and_the_others_are_served(process: Process) -> None:
+    async def go() -> None:
+        await process.engine.pause(True)
+        # 8 slots and a queue of 8; all 17 are submitted before any is read.
+        streams = [process.engine.submit(request(f"q{i}", [20 + i], 1)) for i in range(17)]
+        readers = [asyncio.create_task(collect(stream)) for stream in streams]
+        with pytest.raises(EngineOverloaded, match="16 requests are running or waiting"):
+            await readers[16]
+        with pytest.raises(EngineOverloaded):
+            process.engine.submit(request("r", [20], 1))
+        await process.engine.pause(False)
+        for i, reader in enumerate(readers[:16]):
+            assert tokens_of(await reader) == [next_token([20 + i])]
+
+    process.run(go())
+
+
 def test_ctrl_c_in_the_terminal_does_not_end_the_engine_process(process: Process) -> None:
     async def go() -> None:
         os.kill(process.engine.pid, signal.SIGINT)
@@ -279,6 +302,7 @@ def test_a_slow_reader_finds_one_output_with_everything_in_it() -> None:
         for token in range(100):
             stream.put(TokenOutput("a", (token,), (TokenLogprobs(token, -1.0, 1),)))
         stream.put(TokenOutput("a", finish_reason=FinishReason.STOP, stop_token_id=99))
+        stream.put(EngineDead("after the last word"))
         output = await stream.get()
         assert output.token_ids == tuple(range(100))
         assert [entry.token_id for entry in output.logprobs] == list(range(100))

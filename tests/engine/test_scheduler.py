@@ -242,7 +242,7 @@ def test_preemption_takes_the_latest_and_leaves_every_output_unchanged() -> None
 
 
 def test_the_preempted_request_is_first_in_its_class_and_nobody_passes_it() -> None:
-    harness = Harness(num_pages=5, config=SchedulerConfig(max_num_seqs=4))
+    harness = Harness(num_pages=6, config=SchedulerConfig(max_num_seqs=4))
     keeper, victim = make("keeper", 250, 500), make("victim", 250, 400, arrival=1.0)
     harness.add(keeper)
     harness.add(victim)
