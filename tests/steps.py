@@ -70,7 +70,9 @@ class Stepper:
 
         batch = ForwardBatch(
             ids=torch.tensor(ids, dtype=torch.int32),
-            pos=torch.cat([torch.arange(a, a + int(n)) for a, n in zip(starts, counts)]),
+            pos=torch.cat(
+                [torch.arange(a, a + int(n)) for a, n in zip(starts, counts, strict=True)]
+            ),
             req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts).int(),
             q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
             seq_len=per_group([s.fed + n for s, n in parts]),

@@ -36,7 +36,7 @@ class RequestLimits:
         self.check_prompt(request.prompt_token_ids, num_new=1)
         if sampling.max_tokens < 1:
             raise BadRequest("max_tokens is 0; it must be at least 1", param="max_tokens")
-        for param in ("logit_bias", "allowed_token_ids"):
+        for param in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(param, getattr(sampling, param) or ())
         max_tokens = min(sampling.max_tokens, self.max_model_len - num_prompt)
         self._check_pages(num_prompt + max_tokens, "prompt and max_tokens")

@@ -93,21 +93,23 @@ class Reply:
     value: Any
 
 
-def run_engine_process(connection: Connection, config: EngineConfig, factory: str) -> None:
+def run_engine_process(
+    connection: Connection, config: EngineConfig, factory: str, log_level: int
+) -> None:
     """Build an engine and serve it until the other end of the pipe closes.
 
     Args:
         connection: the engine's end.
         config: handed to the factory.
         factory: ``module:function``, ``EngineConfig`` -> ``Engine``.
+        log_level: of the messages that this process writes to the standard error.
     """
+    logging.basicConfig(level=log_level, format="%(levelname)s engine: %(message)s")
     # Ctrl-C reaches the whole process group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, function = factory.partition(":")
     try:
-        build: Callable[[EngineConfig], Engine] = getattr(
-            importlib.import_module(module), function
-        )
+        build: Callable[[EngineConfig], Engine] = getattr(importlib.import_module(module), function)
         engine = build(config)
     except LeadlineError as error:
         connection.send(Failed(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leadline.core.errors import LeadlineError
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.scheduler import GroupResult, RowGroup
+from leadline.kernels.debug import NonFiniteError
 from leadline.models.batch import ForwardBatch, Model
 
 if TYPE_CHECKING:
@@ -34,11 +37,14 @@ class Runner:
     def run(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> list[GroupResult]:
         """One step of the model; a result per group, in order.
 
-        A row whose logits are not finite fails its own request and no other.
+        A row without a valid distribution fails its own request and no other.
+
+        Raises:
+            LeadlineError: a watched op gave a non-finite value (``debug_nonfinite``); it names
+                op, layer and request.
         """
         with self._metrics.timed("forward"):
-            state = self._model.lower(batch)
-            hidden = self._model.upper(state, batch)[batch.sample_rows]
+            hidden = self._forward(groups, batch)
         with self._metrics.timed("sample"):
             results = [GroupResult() for _ in groups]
             ends = list(accumulate(group.num_sampled for group in groups))
@@ -56,24 +62,30 @@ class Runner:
                     results[i] = result
         return results
 
+    def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor:
+        """Hidden rows whose logits are wanted ``[v, D]``."""
+        try:
+            state = self._model.lower(batch)
+            return self._model.upper(state, batch)[batch.sample_rows]
+        except NonFiniteError as error:
+            group = bisect.bisect_right(batch.q_off.tolist(), error.row) - 1
+            name = groups[group].request.request_id if group < len(groups) else "unknown"
+            raise LeadlineError(f"{error} (request {name})") from error
+
     def _draw(self, groups: list[RowGroup], logits: Tensor) -> list[GroupResult]:
         """One token per group from its row of ``logits`` ``[v, V]``, or an error naming it."""
-        is_finite = logits.isfinite().all(dim=-1).tolist()
-        healthy = [group.request for group, ok in zip(groups, is_finite, strict=True) if ok]
-        rows = logits if len(healthy) == len(groups) else logits[torch.tensor(is_finite)]
-        sampled = iter(self._sampler.sample(rows, healthy) if healthy else ())
         results = []
-        for group, ok in zip(groups, is_finite, strict=True):
-            if ok:
-                token = next(sampled)
-                logprobs = () if token.logprobs is None else (token.logprobs,)
-                results.append(GroupResult(token_ids=(token.token_id,), logprobs=logprobs))
-            else:
+        requests = [group.request for group in groups]
+        for group, token in zip(groups, self._sampler.sample(logits, requests), strict=True):
+            if token.token_id < 0:
                 message = (
-                    f"request {group.request.request_id}: the logits after position "
-                    f"{group.end - 1} are not finite"
+                    f"request {group.request.request_id}: no token can be drawn after position "
+                    f"{group.end - 1}: its logits are not finite, or nothing is allowed"
                 )
                 results.append(GroupResult(error=message))
+            else:
+                logprobs = () if token.logprobs is None else (token.logprobs,)
+                results.append(GroupResult(token_ids=(token.token_id,), logprobs=logprobs))
         return results
 
     def _prompt_logits(self, hidden: Tensor) -> NDArray[np.float32]:

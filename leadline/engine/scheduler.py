@@ -180,9 +180,7 @@ class Scheduler:
 
     def _add_rows(self, plan: StepPlan, request: Request, kind: RowKind, end: int) -> None:
         num_rows = end - request.fed
-        if request.wants_prompt_logits:
-            num_sampled = num_rows
-        elif kind is RowKind.DECODE:
+        if kind is RowKind.DECODE or request.wants_prompt_logits:
             num_sampled = num_rows
         else:
             num_sampled = 1 if end == request.prefill_end else 0

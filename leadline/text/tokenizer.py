@@ -71,6 +71,11 @@ class Tokenizer:
         # The batch call lets other threads run meanwhile; the plain one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a raw prompt: BOS once, whether or not the text begins with it (serving-api 6)."""
+        ids = self.encode(text)
+        return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of ids with every marker shown; bytes that are no UTF-8 become U+FFFD."""
         return self.token_bytes(token_ids).decode("utf-8", "replace")

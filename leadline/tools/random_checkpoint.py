@@ -82,7 +82,7 @@ def write_random_checkpoint(
     shards = _split(weights, num_shards)
     for number, shard in enumerate(tqdm(shards, desc="Shards", disable=None), start=1):
         file = SINGLE_FILE if num_shards == 1 else _shard_name(number, num_shards)
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for spec in shard:
             tensors |= _file_tensors(spec, seed, plain)
         save_file(tensors, out / file, metadata={"format": "pt"})
@@ -134,8 +134,8 @@ def main(argv: Iterable[str] | None = None) -> None:
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to copy")
     parser.add_argument("--plain", action="store_true", help="bf16 matrices without scales")
     args = parser.parse_args(None if argv is None else list(argv))
-    config = preset(args.preset) if args.preset else load_model_config(args.config)
     try:
+        config = preset(args.preset) if args.preset else load_model_config(args.config)
         write_random_checkpoint(
             args.out,
             config,

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from leadline.config.model import ModelConfig
 from leadline.core.errors import CheckpointError
@@ -50,7 +49,7 @@ class _Source:
         stored: _Stored,
         weights: dict[str, WeightSpec],
         formats: dict[str, WeightFormat],
-        progress: tqdm[Any],
+        progress: Any = None,
     ) -> None:
         self._stored = stored
         self._weights = weights
@@ -111,7 +110,8 @@ class _Source:
 
     def finish(self) -> None:
         """Close the progress bar, and assert that one rank took every weight exactly once."""
-        self._progress.close()
+        if self._progress is not None:
+            self._progress.close()
         needed = (n for n, spec in self._weights.items() if spec.role is not Role.IMAGE_ROUTER)
         left = [name for name in needed if name not in self._taken]
         twice = [name for name, count in self._taken.items() if count > 1]
@@ -154,12 +154,15 @@ class _Source:
     def _read(self, name: str, index: tuple[slice, ...]) -> Tensor:
         """A copy of part of a stored tensor; nothing but that part is touched."""
         values = np.array(self._stored.array(name)[index])
-        self._progress.update(values.nbytes)
+        if self._progress is not None:
+            self._progress.update(values.nbytes)
         return to_tensor(values)
 
 
 class CheckpointSource(_Source):
     """The backbone weights of a checkpoint.
+
+    The router biases of image tokens must be in the files, but nobody needs to take them yet.
 
     Args:
         checkpoint: the files.
@@ -175,16 +178,21 @@ class CheckpointSource(_Source):
     ) -> None:
         contents = verify(checkpoint, config)
         logger.info("%s: %s", checkpoint.path, contents.summary())
-        tables = {n for n, spec in contents.weights.items() if spec.role is Role.ENGRAM_TABLE}
-        tables |= {scale_name(name) for name in tables}
-        progress = tqdm(
-            total=sum(entry.nbytes for entry in contents.used if entry.name not in tables),
-            desc="Loading weights",
-            unit="B",
-            unit_scale=True,
-            disable=None if show_progress else True,
-        )
+        unread_roles = (Role.ENGRAM_TABLE, Role.IMAGE_ROUTER)
+        unread = {n for n, spec in contents.weights.items() if spec.role in unread_roles}
+        unread |= {scale_name(name) for name in unread}
+        to_read = sum(entry.nbytes for entry in contents.used if entry.name not in unread)
+        progress = _progress_bar(to_read) if show_progress else None
         super().__init__(checkpoint, contents.weights, contents.formats, progress)
+
+
+def _progress_bar(total: int) -> Any:
+    """A bar in bytes that shows on a terminal only; None where ``tqdm`` is not installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None)
 
 
 class DummySource(_Source):
@@ -193,21 +201,21 @@ class DummySource(_Source):
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         weights = {n: s for n, s in model_weights(config).items() if s.part is Part.BACKBONE}
         formats = {name: spec.format for name, spec in weights.items()}
-        super().__init__(_RandomTensors(weights, seed), weights, formats, tqdm(disable=True))
+        super().__init__(_RandomTensors(weights, seed), weights, formats)
 
 
 class _RandomTensors:
     """Stored tensors that are made when asked for."""
 
     def __init__(self, weights: dict[str, WeightSpec], seed: int) -> None:
-        self._weights = {name: (spec, seed) for name, spec in weights.items()}
+        # A scale is asked for by its own name, and made together with its codes.
+        self._owners = {scale_name(name): spec for name, spec in weights.items()} | weights
+        self._seed = seed
         self._last: dict[str, Tensor] = {}
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._last:  # codes and scales of a weight are made together
-            weight = name.removesuffix(".scale") + ".weight" if name.endswith(".scale") else name
-            spec, seed = self._weights[weight]
-            self._last = random_tensors(spec, seed=seed)
+        if name not in self._last:
+            self._last = random_tensors(self._owners[name], seed=self._seed)
         tensor = self._last[name]
         return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 

@@ -32,10 +32,10 @@ class Role(StrEnum):
     NORM = "norms"
     MHC = "hyper-connections"
     ATTENTION = "attention"
-    COMPRESSED_KV = "compressor and index keys"
+    COMPRESSED_KV = "compressed KV"
     INDEXER = "indexer"
     ROUTER = "router"
-    IMAGE_ROUTER = "router bias of image tokens"  # unused until there is a vision tower
+    IMAGE_ROUTER = "image router bias"  # not needed before there is a vision tower
     ROUTED_EXPERT = "routed experts"
     SHARED_EXPERT = "shared experts"
     ENGRAM = "engram projections"

@@ -43,7 +43,7 @@ def store_rows(
 ) -> None:
     """Write packed rows at ``[outer, inner]``."""
     field.values[outer, inner] = values
-    if field.scales is not None:
+    if field.scales is not None and scales is not None:
         field.scales[outer, inner] = scales
 
 

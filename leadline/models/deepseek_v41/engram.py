@@ -49,11 +49,9 @@ def compressed_token_map(tokenizer: Tokenizer) -> list[int]:
     token_map = []
     for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
         text = tokenizer.decode([token], skip_special_tokens=False)
-        if "\ufffd" in text:
-            key = tokenizer.id_to_token(token)
-        else:
-            key = normalizer.normalize_str(text) or text
-        token_map.append(classes.setdefault(key, len(classes)))
+        partial = "\ufffd" in text  # no whole character: the raw form of the token tells it apart
+        key = tokenizer.id_to_token(token) if partial else normalizer.normalize_str(text) or text
+        token_map.append(classes.setdefault(str(key), len(classes)))
     return token_map
 
 

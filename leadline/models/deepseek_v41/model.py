@@ -70,12 +70,19 @@ class Block:
         self, params: Parameters, layer: int, config: ModelConfig, exact_rounding: bool
     ) -> None:
         prefix, eps = f"layers.{layer}", config.rms_norm_eps
-        mix = {"sinkhorn_iters": config.hc_sinkhorn_iters, "hc_eps": config.hc_eps, "eps": eps}
         self.layer, self.eps = layer, eps
         self.attn_norm = params.tensor(f"{prefix}.attn_norm.weight")
         self.ffn_norm = params.tensor(f"{prefix}.ffn_norm.weight")
-        self.hc_attn = MixSite(params, f"{prefix}.hc_attn", **mix)
-        self.hc_ffn = MixSite(params, f"{prefix}.hc_ffn", **mix)
+        self.hc_attn, self.hc_ffn = (
+            MixSite(
+                params,
+                f"{prefix}.hc_{site}",
+                sinkhorn_iters=config.hc_sinkhorn_iters,
+                hc_eps=config.hc_eps,
+                eps=eps,
+            )
+            for site in ("attn", "ffn")
+        )
         self.attn = Attention(params, f"{prefix}.attn", config, layer, exact_rounding)
         self.ffn = MoE(
             params,

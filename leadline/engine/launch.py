@@ -1,0 +1,205 @@
+"""From settings to a running engine: the one place where model, memory and scheduler are wired."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from leadline.cache.layout import PAGE_SIZE, CacheLayout, cache_layout
+from leadline.cache.manager import CacheManager
+from leadline.cache.pool import CachePool
+from leadline.cache.sizing import longest_model_len, size_cache
+from leadline.config.engine import CacheConfig, EngineConfig
+from leadline.config.model import ModelConfig, load_model_config
+from leadline.config.presets import PRESETS, preset
+from leadline.core.errors import CheckpointError, ConfigError
+from leadline.engine.engine import Engine
+from leadline.engine.sampler import Sampler
+from leadline.kernels.debug import switch
+from leadline.models.common.parameters import Parameters
+from leadline.models.deepseek_v41.engram import compressed_token_map
+from leadline.models.deepseek_v41.model import DeepseekV41
+from leadline.parallel.placement import Placement
+from leadline.weights.checkpoint import Checkpoint, resolve_checkpoint
+from leadline.weights.load import CheckpointSource, DummySource
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the model, size its cache by what memory is left, and put an engine around them.
+
+    Raises:
+        ConfigError: the settings do not fit the model or the memory.
+        CheckpointError: the checkpoint does not hold what its configuration promises.
+    """
+    device = resolve_device(config.device)
+    weights = _open_weights(config)
+    model_config = weights.config
+    params = Parameters(
+        weights.source,
+        dtype=resolve_dtype(config.dtype, device),
+        device=device,
+        placement=Placement(),
+        quantize_activations=config.quantize_activations,
+    )
+    switch.enabled = config.debug_nonfinite
+    model = DeepseekV41(
+        model_config,
+        params,
+        token_map=weights.token_map,
+        exact_rounding=config.exact_rounding,
+    )
+    weights.source.finish()
+
+    layout = cache_layout(
+        model_config,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        rows_per_decode=config.scheduler.rows_per_decode,
+    )
+    budget_bytes = cache_budget_bytes(config.cache, device)
+    max_model_len = resolve_max_model_len(config, model_config, layout, budget_bytes)
+    size = size_cache(
+        layout,
+        budget_bytes=budget_bytes,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    model.bind_cache(
+        CachePool(
+            layout,
+            num_pages=size.num_pages,
+            num_slots=size.num_slots,
+            wide=params.wide,
+            device=device,
+        )
+    )
+    logger.info(
+        "cache: %d pages of %d tokens, %d slots, %.3g GiB; max_model_len %d",
+        size.num_pages - 1,
+        PAGE_SIZE,
+        size.num_slots - 1,
+        size.num_bytes(layout) / GIB,
+        max_model_len,
+    )
+    return Engine(
+        model,
+        Sampler(model_config.eos_token_id),
+        CacheManager(size),
+        config.scheduler,
+        vocab_size=model_config.vocab_size,
+        eos_token_id=model_config.eos_token_id,
+        max_model_len=max_model_len,
+        num_history=model_config.engram_max_ngram_size - 1,
+        device=device,
+        seed=config.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A model's configuration, where its weights come from, and its Engram token classes."""
+
+    config: ModelConfig
+    source: CheckpointSource | DummySource
+    token_map: Sequence[int] | None
+
+
+def _open_weights(config: EngineConfig) -> _Weights:
+    if config.load_format == "dummy":
+        named = config.model in PRESETS
+        model_config = (
+            preset(config.model) if named else load_model_config(resolve_checkpoint(config.model))
+        )
+        return _Weights(model_config, DummySource(model_config, seed=config.seed), None)
+    folder = resolve_checkpoint(config.model, config.revision)
+    model_config = load_model_config(folder)
+    token_map = _token_map(folder) if model_config.engram_layer_ids else None
+    return _Weights(model_config, CheckpointSource(Checkpoint(folder), model_config), token_map)
+
+
+def _token_map(folder: Path) -> Sequence[int]:
+    """Engram classes of the checkpoint's own tokenizer."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, but the model has Engram layers, whose hashes come "
+            "from the tokenizer's texts; put the model's own file there"
+        )
+    return compressed_token_map(Tokenizer.from_file(str(file)))
+
+
+def resolve_device(device: str) -> torch.device:
+    """``auto`` is the GPU where there is one.
+
+    Raises:
+        ConfigError: ``cuda`` is wanted and torch finds none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch finds no GPU; try device 'cpu'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bfloat16 on a GPU and float32 on a CPU (design.md)."""
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else "bfloat16"
+    resolved = getattr(torch, dtype)
+    assert isinstance(resolved, torch.dtype)
+    return resolved
+
+
+def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:
+    """Bytes for pages and slots, once the weights are loaded.
+
+    The setting, or else: on a CPU the smaller of 2 GiB and a tenth of memory; on a GPU what
+    ``gpu_memory_utilization`` of it leaves beside what is in use.
+
+    Raises:
+        ConfigError: the GPU is full already.
+    """
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if device.type == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(2 * GIB, memory // 10)
+    free, total = torch.cuda.mem_get_info(device)
+    budget = int(total * config.gpu_memory_utilization) - (total - free)
+    if budget <= 0:
+        raise ConfigError(
+            f"gpu_memory_utilization {config.gpu_memory_utilization} of {total / GIB:.1f} GiB is "
+            f"less than the {(total - free) / GIB:.1f} GiB in use once the weights are loaded; "
+            "raise it or free the GPU"
+        )
+    return budget
+
+
+def resolve_max_model_len(
+    config: EngineConfig, model: ModelConfig, layout: CacheLayout, budget_bytes: int
+) -> int:
+    """The setting, or the model's own limit lowered to what the cache can hold.
+
+    Raises:
+        ConfigError: the setting is beyond the model's positions.
+    """
+    wanted, limit = config.max_model_len, model.max_position_embeddings
+    if wanted is None:
+        # At least a page: where not even that fits, ``size_cache`` says so.
+        return min(limit, max(PAGE_SIZE, longest_model_len(layout, budget_bytes)))
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model has max_position_embeddings {limit}; "
+            f"lower it to {limit}"
+        )
+    return wanted

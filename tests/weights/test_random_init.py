@@ -1,0 +1,49 @@
+"""Random weights: reproducible one by one, with scales that differ from block to block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import leadline.weights.random_init
+from leadline.config.presets import preset
+from leadline.weights.names import WeightSpec, model_weights
+from leadline.weights.random_init import random_tensors
+
+WEIGHTS = model_weights(preset("tiny-window128"))
+PACKED = ["layers.0.attn.wq_b", "layers.0.ffn.experts.0.w1", "layers.1.engram.embed"]
+
+
+def weight(stem: str) -> WeightSpec:
+    return WEIGHTS[f"{stem}.weight"]
+
+
+@pytest.mark.parametrize("stem", [*PACKED, "layers.0.ffn.gate"])
+def test_a_weight_follows_from_seed_and_name(stem: str) -> None:
+    first = random_tensors(weight(stem), seed=3)
+    torch.randn(5)  # the global generator plays no part
+    again = random_tensors(weight(stem), seed=3)
+    other = random_tensors(weight(stem), seed=4)
+    name = f"{stem}.weight"
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first[name], other[name])
+
+
+def test_weights_of_one_shape_differ() -> None:
+    first, second = (random_tensors(weight(f"layers.{i}.attn.wq_a"), seed=0) for i in (0, 1))
+    assert not torch.equal(first["layers.0.attn.wq_a.weight"], second["layers.1.attn.wq_a.weight"])
+
+
+@pytest.mark.parametrize("stem", PACKED)
+def test_neighbouring_scales_differ(stem: str) -> None:
+    scales = random_tensors(weight(stem), seed=0)[f"{stem}.scale"]
+    assert len(scales.unique()) >= 3
+
+
+def test_large_weights_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """630 rows of 32 in parts of 64 rows: every row is filled, the last part is short."""
+    monkeypatch.setattr(leadline.weights.random_init, "_CHUNK_VALUES", 64 * 32)
+    made = random_tensors(weight("layers.1.engram.embed"), seed=0)
+    codes = made["layers.1.engram.embed.weight"]
+    assert codes.shape == (630, 32)
+    assert codes.count_nonzero(dim=1).min() > 16
