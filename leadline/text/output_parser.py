@@ -154,7 +154,8 @@ class OutputParser:
         It releases text only when that does not end in U+FFFD, and forgets the rest at the end.
         """
         self._undecoded += self._tokenizer.token_bytes((token_id,))
-        if not self._undecoded.decode("utf-8", "replace").endswith("\ufffd"):
+        # The last four bytes hold the last character, whatever precedes them.
+        if not self._undecoded[-4:].decode("utf-8", "replace").endswith("\ufffd"):
             self._undecoded = b""
 
     def _end(self, reason: FinishReason, deltas: list[Delta]) -> None:
