@@ -123,7 +123,7 @@ class AsyncEngine:
         connection, far_end = context.Pipe()
         process = context.Process(
             target=run_engine_process,
-            args=(far_end, config, factory, logger.getEffectiveLevel()),
+            args=(far_end, config, factory),
             name="leadline-engine",
             daemon=True,
         )
