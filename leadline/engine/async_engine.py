@@ -123,7 +123,7 @@ class AsyncEngine:
         connection, far_end = context.Pipe()
         process = context.Process(
             target=run_engine_process,
-            args=(far_end, config, factory, logger.getEffectiveLevel()),
+            args=(far_end, config, factory),
             name="leadline-engine",
             daemon=True,
         )
@@ -152,7 +152,7 @@ class AsyncEngine:
         self._connection.close()
 
     def submit(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-        """Check a request now; the iterator queues it and yields its outputs (``EngineClient``)."""
+        """Check a request now; the iterator queues it when it is first read (``EngineClient``)."""
         self._check_alive()
         self.limits.check(request)
         self.limits.check_room(len(self._streams))

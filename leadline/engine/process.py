@@ -93,18 +93,15 @@ class Reply:
     value: Any
 
 
-def run_engine_process(
-    connection: Connection, config: EngineConfig, factory: str, log_level: int
-) -> None:
+def run_engine_process(connection: Connection, config: EngineConfig, factory: str) -> None:
     """Build an engine and serve it until the other end of the pipe closes.
 
     Args:
         connection: the engine's end.
         config: handed to the factory.
-        factory: ``module:function``, ``EngineConfig`` -> ``Engine``.
-        log_level: of the messages that this process writes to the standard error.
+        factory: ``module:function``, ``EngineConfig`` -> ``Engine``; sets up logging too, if it is
+            wanted.
     """
-    logging.basicConfig(level=log_level, format="%(levelname)s engine: %(message)s")
     # Ctrl-C reaches the whole process group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, function = factory.partition(":")
