@@ -14,7 +14,7 @@ import logging
 import multiprocessing
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
@@ -151,14 +151,14 @@ class AsyncEngine:
         await asyncio.to_thread(self._sender.join)
         self._connection.close()
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
+    def submit(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         """Check a request now; the iterator queues it and yields its outputs (``EngineClient``)."""
         self._check_alive()
         self.limits.check(request)
         self.limits.check_room(len(self._streams))
         return self._outputs(request)
 
-    async def _outputs(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
+    async def _outputs(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         self._check_alive()
         if request.request_id in self._streams:
             raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
