@@ -36,9 +36,9 @@ usage: leadline COMMAND ...
   serve [MODEL]       OpenAI-compatible HTTP server
   chat [MODEL]        chat in the terminal
   generate PROMPT     complete a text; - reads it from standard input
-  inspect MODEL       layers, parameters, cache bytes, what fits in a memory
+  inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
 
-Without MODEL a small bundled one is used: random weights, for trying things out.
+Without MODEL the small one that comes with the package is used.
 `leadline COMMAND --help` lists flags; `leadline --version` prints the version.
 """
 
@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             raise ConfigError(f"unknown command {command!r}{closest(command, COMMANDS)}")
     except LeadlineError as error:
-        print(f"leadline: error: {error}", file=sys.stderr)
+        message = " ".join(str(error).split())  # some libraries' messages are paragraphs
+        print(f"leadline: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
