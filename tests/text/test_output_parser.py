@@ -65,6 +65,7 @@ def test_any_tokens_parse_the_same_for_any_cut(
     assert joined(piecewise) == joined(all_at_once)
     assert parts.finish_reason == whole.finish_reason == "length"
     assert parts.num_tokens == len(ids)
+    assert parts.num_reasoning_tokens == whole.num_reasoning_tokens <= len(ids)
 
 
 @given(ids=st.lists(st.integers(3, 900), max_size=40))
@@ -77,6 +78,13 @@ def test_ordinary_tokens_lose_no_byte(encoder: ChatEncoder, ids: list[int]) -> N
 def test_closing_marker_spelled_by_ordinary_tokens_is_text(encoder: ChatEncoder) -> None:
     ids = [*encoder.tokenizer.encode("a</"), *encoder.tokenizer.encode("think>b")]
     assert joined(parse(encoder, [ids])[1]) == ("", "a</think>b", [])
+
+
+def test_reasoning_tokens_are_those_before_the_marker(encoder: ChatEncoder) -> None:
+    reasoning = encoder.tokenizer.encode("\n\nhm 😀")
+    ids = [*reasoning, *encoder.tokenizer.encode("</think>and</think>so")]
+    assert parse(encoder, [ids])[0].num_reasoning_tokens == len(reasoning)
+    assert parse(encoder, [ids], thinking=False)[0].num_reasoning_tokens == 0
 
 
 def test_stop_string_in_reasoning_or_arguments_is_no_stop(encoder: ChatEncoder) -> None:
