@@ -99,7 +99,7 @@ def test_closing_the_iterator_aborts_the_request(process: Process) -> None:
         stream = process.engine.submit(request("closed", [20], 2000))
         assert (await anext(stream)).token_ids
         assert (await process.engine.stats()).num_running == 1
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         stats = await process.engine.stats()
         assert_idle(stats)
         assert stats.finished["abort"] == 1
@@ -148,7 +148,7 @@ def test_a_bad_request_is_refused_by_submit_itself(process: Process) -> None:
         await anext(stream)
         with pytest.raises(BadRequest, match="request id 'twin' is in use"):
             await anext(process.engine.submit(request("twin", [20], 5)))
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     process.run(go())
 
