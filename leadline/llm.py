@@ -248,10 +248,7 @@ class LLM:
                 )
             (value,) = prompt.values()
         if isinstance(value, str):
-            tokenizer = self.get_tokenizer()
-            ids = tokenizer.encode(value)
-            bos = tokenizer.bos_token_id
-            return value, ids if ids[:1] == [bos] else [bos, *ids]
+            return value, self.get_tokenizer().encode_prompt(value)
         try:
             return None, [operator.index(token_id) for token_id in value]
         except TypeError:

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import zlib
+from importlib.resources import files
 from pathlib import Path
 
 # Before torch is imported anywhere: tests run side by side, one core each.
@@ -14,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 from hypothesis import settings
+
+from leadline.text.tokenizer import Tokenizer
 
 # The same examples on every run; `--hypothesis-profile dev` looks further, at random.
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -36,6 +39,12 @@ def seeded(request: pytest.FixtureRequest) -> None:
 def golden() -> Path:
     """The folder of the golden vectors (``golden/SOURCE.md``)."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The bundled model's tokenizer, which has every marker."""
+    return Tokenizer(str(files("leadline") / "data/tiny/tokenizer.json"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

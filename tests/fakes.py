@@ -1,4 +1,4 @@
-"""Stand-ins with known answers: a model that checks its own memory, a greedy sampler, engines."""
+"""Stand-ins with known answers: a model that checks its own memory, and engines around it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from torch import Tensor
 from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.manager import CacheManager
 from leadline.cache.sizing import CacheSize
-from leadline.config.engine import SchedulerConfig
-from leadline.core.request import EngineRequest, Request, SamplingParams, TokenLogprobs
+from leadline.config.engine import EngineConfig, SchedulerConfig
+from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
+from leadline.engine.sampler import Sampler
 from leadline.models.batch import CacheFields, ForwardBatch
 
 VOCAB_SIZE = 97
 EOS = 1
+FIRST_ID = 20  # ids below it are never generated
 NUM_HISTORY = 3
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """What ``FakeModel`` continues a sequence with; never EOS."""
-    token = (7 * sum(tokens) + len(tokens) - 1) % VOCAB_SIZE
-    return EOS + 1 if token == EOS else token
+    """What ``FakeModel`` continues a sequence with: a hash of every token; FIRST_ID or above."""
+    return FIRST_ID + (7 * sum(tokens) + len(tokens) - 1) % (VOCAB_SIZE - FIRST_ID)
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -112,29 +113,11 @@ class FakeModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """One-hot ``[v, V]`` at ``next_token``."""
         total, pos, own = hidden.unbind(1)
-        token = (7 * total + pos) % VOCAB_SIZE
-        token[token == EOS] = EOS + 1
+        token = FIRST_ID + (7 * total + pos) % (VOCAB_SIZE - FIRST_ID)
         logits = torch.nn.functional.one_hot(token, VOCAB_SIZE).float()
         if self.poison is not None:
             logits[own == self.poison] = torch.nan
         return logits
-
-
-@dataclass(frozen=True)
-class GreedyToken:
-    """A sampled token, as the real sampler returns it."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-class GreedySampler:
-    """Takes the largest logit; -1 where one is NaN, as the real sampler."""
-
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[GreedyToken]:
-        assert len(logits) == len(requests)
-        tokens = torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))
-        return [GreedyToken(token, None) for token in tokens.tolist()]
 
 
 def fake_engine(
@@ -144,6 +127,7 @@ def fake_engine(
     max_model_len: int = 2048,
     poison: int | None = None,
     fail_on: int | None = None,
+    sampler: Sampler | None = None,
     **config: int,
 ) -> Engine:
     """A real engine around ``FakeModel``; ``config`` changes the scheduler's budgets."""
@@ -151,7 +135,7 @@ def fake_engine(
     budgets = {"max_num_seqs": num_slots - 1, "max_num_batched_tokens": 512} | config
     return Engine(
         FakeModel(size, poison=poison, fail_on=fail_on),
-        GreedySampler(),  # type: ignore[arg-type]
+        sampler or Sampler(EOS),
         CacheManager(size),
         SchedulerConfig(**budgets),
         vocab_size=VOCAB_SIZE,
@@ -159,3 +143,8 @@ def fake_engine(
         max_model_len=max_model_len,
         num_history=NUM_HISTORY,
     )
+
+
+def build_fake_engine(config: EngineConfig) -> Engine:
+    """A factory for an engine process; ids 13 and 14 make a step fail and logits NaN."""
+    return fake_engine(fail_on=13, poison=14, max_num_queued_reqs=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Stepper:
     config: ModelConfig
     model: DeepseekV41
     pool: CachePool
+    device: torch.device
     next_page: int = 1
     sequences: list[Sequence] = field(default_factory=list)
 
@@ -92,14 +94,16 @@ class Stepper:
         )
         for sequence, n in parts:
             sequence.fed += n
-        return batch
+        return ForwardBatch(
+            **{f.name: getattr(batch, f.name).to(self.device) for f in dataclasses.fields(batch)}
+        )
 
     def step(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
         """Run one step: logits ``[n, V]`` of each part."""
         batch = self.batch(parts)
         with torch.inference_mode():
             hidden = self.model.upper(self.model.lower(batch), batch)
-            logits = self.model.logits(hidden)
+            logits = self.model.logits(hidden).cpu()
         return list(logits.split([n for _, n in parts]))
 
     def feed(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
@@ -119,6 +123,7 @@ def make_stepper(
     exact_rounding: bool = True,
     num_pages: int = 64,
     num_slots: int = 16,
+    device: str = "cpu",
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration."""
     token_map = None
@@ -130,11 +135,17 @@ def make_stepper(
         source = CheckpointSource(Checkpoint(folder), config, show_progress=False)
         token_map = compressed_token_map(Tokenizer.from_file(str(folder / "tokenizer.json")))
     params = Parameters(
-        source, dtype, torch.device("cpu"), Placement(), quantize_activations=quantize_activations
+        source,
+        dtype,
+        torch.device(device),
+        Placement(),
+        quantize_activations=quantize_activations,
     )
     model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)
     source.finish()
     layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype)
-    pool = CachePool(layout, num_pages=num_pages, num_slots=num_slots, wide=params.wide)
+    pool = CachePool(
+        layout, num_pages=num_pages, num_slots=num_slots, wide=params.wide, device=device
+    )
     model.bind_cache(pool)
-    return Stepper(config, model, pool)
+    return Stepper(config, model, pool, torch.device(device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,7 +40,7 @@ class EngineStats:
 class EngineClient(Protocol):
     """What serving may ask of an engine; implemented by ``engine.async_engine.AsyncEngine``."""
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
+    def submit(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         """Queue a request and yield its outputs; closing the iterator aborts it.
 
         Raises:

@@ -14,7 +14,7 @@ import logging
 import multiprocessing
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
@@ -55,12 +55,16 @@ class _Stream:
         self._changed = asyncio.Event()
 
     def put(self, news: TokenOutput | LeadlineError) -> None:
-        if isinstance(self._news, TokenOutput) and isinstance(news, TokenOutput):
-            news = dataclasses.replace(
-                news,
-                token_ids=self._news.token_ids + news.token_ids,
-                logprobs=self._news.logprobs + news.logprobs,
-            )
+        unread = self._news
+        if isinstance(unread, TokenOutput):
+            if unread.finish_reason is not None:
+                return  # that was its last word; the engine's end does not concern it
+            if isinstance(news, TokenOutput):
+                news = dataclasses.replace(
+                    news,
+                    token_ids=unread.token_ids + news.token_ids,
+                    logprobs=unread.logprobs + news.logprobs,
+                )
         self._news = news
         self._changed.set()
 
@@ -90,14 +94,18 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._call_numbers = itertools.count()
-        self._death: EngineDead | None = None
+        self._death: str | None = None
         self._outbox: queue.SimpleQueue[object | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._send_all, name="engine-sender", daemon=True),
-            threading.Thread(target=self._receive_all, name="engine-receiver", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._sender = threading.Thread(target=self._send_all, daemon=True)
+        self._receiver = threading.Thread(target=self._receive_all, daemon=True)
+        self._sender.start()
+        self._receiver.start()
+
+    @property
+    def pid(self) -> int:
+        """The operating system's number of the engine process."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     @classmethod
     async def start(cls, config: EngineConfig, *, factory: str = BUILD_ENGINE) -> AsyncEngine:
@@ -136,25 +144,24 @@ class AsyncEngine:
     async def shutdown(self) -> None:
         """End the process; open requests fail with ``EngineDead``. May be called twice."""
         self._die("the engine was shut down")
-        # The receiver meets the end of the pipe, the sender the None that it gets then.
-        await asyncio.to_thread(_end, self._process)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        self._process.terminate()
+        await asyncio.to_thread(self._receiver.join, TERMINATE_SECONDS)
+        self._process.kill()  # if it did not listen
+        await asyncio.to_thread(self._receiver.join)
+        await asyncio.to_thread(self._sender.join)
         self._connection.close()
 
-    # ---- EngineClient -----------------------------------------------------------------------
-
-    def submit(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
-        """Check a request now; the iterator queues it and yields its outputs (``EngineClient``)."""
+    def submit(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+        """Check a request now; the iterator queues it when it is first read (``EngineClient``)."""
         self._check_alive()
         self.limits.check(request)
         self.limits.check_room(len(self._streams))
-        if request.request_id in self._streams:
-            raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
         return self._outputs(request)
 
-    async def _outputs(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
+    async def _outputs(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         self._check_alive()
+        if request.request_id in self._streams:
+            raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
         stream = self._streams[request.request_id] = _Stream()
         self._outbox.put(Submit(request))
         has_ended = False
@@ -180,7 +187,7 @@ class AsyncEngine:
         return stats
 
     async def health(self) -> None:
-        await self._call("stats")
+        await self._call("stats")  # any answer will do
 
     async def pause(self, paused: bool) -> None:
         await self._call("pause", paused)
@@ -201,8 +208,6 @@ class AsyncEngine:
             raise
         return logits
 
-    # ---- the pipe ---------------------------------------------------------------------------
-
     async def _call(self, method: str, *args: object) -> Any:
         call_id = f"{method}-{next(self._call_numbers)}"
         return await self._ask(call_id, Call(call_id, method, args))
@@ -219,7 +224,7 @@ class AsyncEngine:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise self._death
+            raise EngineDead(self._death)
 
     def _send_all(self) -> None:
         """Sender thread: the outbox into the pipe, until None or the pipe breaks."""
@@ -235,9 +240,8 @@ class AsyncEngine:
         except (EOFError, OSError):
             self._outbox.put(None)
             self._process.join()
-            self._to_loop(
-                self._die, f"the engine process ended (exit code {self._process.exitcode})"
-            )
+            code = self._process.exitcode
+            self._to_loop(self._die, f"the engine process ended (exit code {code})")
 
     def _to_loop(self, function: Any, argument: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
@@ -271,7 +275,7 @@ class AsyncEngine:
         """Fail whatever is open; the first reason stays."""
         if self._death is not None:
             return
-        self._death = EngineDead(reason)
+        self._death = reason
         for stream in self._streams.values():
             stream.put(EngineDead(reason))
         for call in self._calls.values():

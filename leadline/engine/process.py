@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -99,10 +100,13 @@ def run_engine_process(connection: Connection, config: EngineConfig, factory: st
     Args:
         connection: the engine's end.
         config: handed to the factory.
-        factory: ``module:function``, ``EngineConfig`` -> ``Engine``.
+        factory: ``module:function``, ``EngineConfig`` -> ``Engine``; sets up logging too, if it is
+            wanted.
     """
     # Ctrl-C reaches the whole process group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # And when it says so, end as Python programs end: what libraries hold is given back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     module, _, function = factory.partition(":")
     try:
         build: Callable[[EngineConfig], Engine] = getattr(importlib.import_module(module), function)

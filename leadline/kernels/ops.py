@@ -26,6 +26,7 @@ from leadline.kernels.reference import (
     norm,
     rope,
     router,
+    sampling,
 )
 from leadline.kernels.reference import linear as linear_
 from leadline.kernels.reference.quant import round_trip_fp4_32
@@ -37,6 +38,11 @@ store_rows = kv_store.store_rows
 load_rows = kv_store.load_rows
 rope_angles = rope.rope_angles
 engram_hash = engram.engram_hash
+# Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
+apply_penalties = sampling.apply_penalties
+counter_uniform = sampling.counter_uniform
+greedy = sampling.greedy
+sample = sampling.sample
 
 
 @watched

@@ -61,10 +61,14 @@ class CacheFields(Protocol):
         open_groups: gated KV source layer -> wide rows ``[slot, position % rows, 2 d]``.
     """
 
-    kv: Mapping[int, RecordField]
-    index: Mapping[int, RecordField]
-    window: Sequence[RecordField]
-    open_groups: Mapping[int, Tensor]
+    @property
+    def kv(self) -> Mapping[int, RecordField]: ...
+    @property
+    def index(self) -> Mapping[int, RecordField]: ...
+    @property
+    def window(self) -> Sequence[RecordField]: ...
+    @property
+    def open_groups(self) -> Mapping[int, Tensor]: ...
 
 
 class Model(Protocol):

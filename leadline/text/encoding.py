@@ -20,6 +20,7 @@ from leadline.text.tokenizer import Tokenizer
 # The name by which the library knows the model version; the served name never reaches it.
 _MODEL = "DeepSeek-V4.1-Flash"
 SPECIAL_TOKENS = recipe.SpecialTokens(image="<｜deepseek_image｜>")
+THINK_END = SPECIAL_TOKENS.token(recipe.SpecialToken.ThinkingEnd)
 _MARKERS = (
     recipe.SpecialToken.Bos,
     recipe.SpecialToken.Eos,
@@ -97,9 +98,7 @@ class ChatEncoder:
         Raises:
             BadRequest: anything that cannot be rendered, with the field's path.
         """
-        plain = normalize_messages(messages)
-        if continue_final_message:
-            plain[-1]["prefix"] = True
+        plain = normalize_messages(messages, continue_final_message=continue_final_message)
         extra = chat_template_kwargs or {}
         effort = _effort(_first(reasoning_effort, extra.get("reasoning_effort")))
         switch = _first(extra.get("thinking"), extra.get("enable_thinking"), _switch(thinking))

@@ -26,17 +26,29 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _IMAGE_PARTS = ("image_url", "image", "input_image")
 
 
-def normalize_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+def normalize_messages(
+    messages: Sequence[Any], *, continue_final_message: bool = False
+) -> list[dict[str, Any]]:
     """Messages with known roles, string contents and complete tool turns.
 
+    ``continue_final_message`` is another way to set ``prefix`` on the last one (C10).
+
     Raises:
-        BadRequest: no messages, an unknown role, a part that is not text (C5), a wrong type.
+        BadRequest: no messages, an unknown role, a part that is not text (C5), a wrong type,
+            ``prefix`` where nothing can be continued.
     """
     if not messages:
         raise BadRequest("messages is empty; a chat needs at least one message", param="messages")
-    return _complete_tool_turns(
-        [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    )
+    plain = [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if continue_final_message:
+        plain[-1]["prefix"] = True
+    for i, message in enumerate(plain):
+        if "prefix" in message and (i + 1 < len(plain) or message["role"] != "assistant"):
+            raise BadRequest(
+                f"messages[{i}].prefix: only a last message of the assistant can be continued",
+                param=f"messages[{i}].prefix",
+            )
+    return _complete_tool_turns(plain)
 
 
 def _normalize(message: Any, where: str) -> dict[str, Any]:

@@ -54,6 +54,10 @@ class Tokenizer:
             )
         return token_id
 
+    def has_markers(self, *markers: str) -> bool:
+        """Whether every marker has an id."""
+        return all(self._tokenizer.token_to_id(marker) is not None for marker in markers)
+
     @property
     def bos_token_id(self) -> int:
         return self.marker_id(BOS)
@@ -66,6 +70,11 @@ class Tokenizer:
         """Ids of a raw text; markers in it become their ids, nothing is added."""
         # The batch call lets other threads run meanwhile; the plain one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a raw prompt: BOS once, whether or not the text begins with it (serving-api 6)."""
+        ids = self.encode(text)
+        return ids if ids[:1] == [self.bos_token_id] else [self.bos_token_id, *ids]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of ids with every marker shown; bytes that are no UTF-8 become U+FFFD."""

@@ -1,0 +1,286 @@
+"""The ``leadline`` command: the place that wires parts together."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leadline import __version__
+from leadline.config.args import FlagParser, closest, from_values
+from leadline.config.engine import CacheConfig, EngineConfig
+from leadline.config.server import ServerConfig
+from leadline.core.errors import ConfigError, LeadlineError
+
+if TYPE_CHECKING:
+    from leadline.engine.async_engine import AsyncEngine
+    from leadline.text.tokenizer import Tokenizer
+    from leadline.tools.chat import ChatOptions
+    from leadline.tools.generate import GenerateOptions
+
+logger = logging.getLogger(__name__)
+
+USAGE = """\
+usage: leadline COMMAND ...
+
+  serve [MODEL]       OpenAI-compatible HTTP server
+  chat [MODEL]        chat in the terminal
+  generate PROMPT     complete a text; - reads it from standard input
+  inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
+
+Without MODEL the small one that comes with the package is used.
+`leadline COMMAND --help` lists flags; `leadline --version` prints the version.
+"""
+
+# Running requests get this long to end once the server is told to stop.
+SHUTDOWN_SECONDS = 30
+
+
+def bundled_model() -> Path:
+    """The checkpoint that comes with the package."""
+    return Path(__file__).parent / "data" / "tiny"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        The exit code: 0, 2 after an error that is told in one line, 130 after Ctrl-C.
+    """
+    command, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        if command in ("-h", "--help"):
+            print(USAGE, end="")
+        elif command == "--version":
+            print(f"leadline {__version__}")
+        elif command in COMMANDS:
+            COMMANDS[command](rest)
+        else:
+            raise ConfigError(f"unknown command {command!r}{closest(command, COMMANDS)}")
+    except LeadlineError as error:
+        message = " ".join(str(error).split())  # some libraries' messages are paragraphs
+        print(f"leadline: error: {message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def serve(argv: Sequence[str]) -> None:
+    """``leadline serve [MODEL] [flags]``."""
+    parser = FlagParser(
+        "leadline serve", "[MODEL]", "Serve a model over HTTP.", [EngineConfig, ServerConfig]
+    )
+    parser.add_argument("--print-config", action="store_true", help="print all settings and exit")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    values, positionals = parser.parse(argv, os.environ)
+    engine_config = _engine_config(values, positionals)
+    server_config = from_values(ServerConfig, values)
+    if "print_config" in values:
+        resolved = {**asdict(engine_config), "server": asdict(server_config)}
+        print(json.dumps(resolved, indent=2))
+        return
+
+    import uvloop
+
+    # While the model loads, SIGTERM ends things as Ctrl-C does: the engine process too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Before the model loads: a port that is taken should not cost minutes.
+    with _bind(server_config.host, server_config.port) as listener:
+        uvloop.run(_serve(engine_config, server_config, listener))
+
+
+async def _serve(
+    engine_config: EngineConfig, server_config: ServerConfig, listener: socket.socket
+) -> None:
+    import uvicorn
+
+    from leadline.serving.app import build_app
+    from leadline.serving.context import ModelInfo
+
+    tokenizer = _load_tokenizer(engine_config)
+    async with _engine(engine_config) as engine:
+        model = engine_config.model
+        model_info = ModelInfo(
+            root=Path(model).resolve().name if Path(model).is_dir() else model,
+            max_model_len=engine.limits.max_model_len,
+            vocab_size=engine.limits.vocab_size,
+        )
+        app = build_app(engine, tokenizer, model_info, server_config)
+        listener.listen()
+        host, port = listener.getsockname()[:2]
+        names = ", ".join(app.state.server.model_names)
+        logger.info("leadline %s serves %s at http://%s:%d/v1", __version__, names, host, port)
+        if not ipaddress.ip_address(host).is_loopback:
+            logger.warning(
+                "%s is reachable from other machines and there are no API keys yet: anyone who "
+                "reaches the port may use it; --host 127.0.0.1 keeps it to this one",
+                host,
+            )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+        )
+        # uvicorn raises the signal that stopped it once more when it is done: ignored from here
+        # on, so that the engine is shut down and the exit code is 0.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        await server.serve(sockets=[listener])
+
+
+def chat(argv: Sequence[str]) -> None:
+    """``leadline chat [MODEL] [flags]``."""
+    from leadline.tools.chat import ChatOptions
+
+    parser = FlagParser(
+        "leadline chat", "[MODEL]", "Chat in the terminal.", [ChatOptions, EngineConfig]
+    )
+    values, positionals = parser.parse(argv, os.environ)
+    asyncio.run(_chat(_engine_config(values, positionals), from_values(ChatOptions, values)))
+
+
+async def _chat(config: EngineConfig, options: ChatOptions) -> None:
+    from prompt_toolkit import PromptSession
+    from rich.console import Console
+
+    from leadline.text.encoding import ChatEncoder
+    from leadline.tools.chat import ChatSession, run_chat
+
+    encoder = ChatEncoder(_load_tokenizer(config))
+    async with _engine(config) as engine:
+        session = ChatSession(engine, encoder, engine.limits.max_model_len, options)
+        lines: PromptSession[str] = PromptSession("> ")
+        await run_chat(session, Console(highlight=False), lines.prompt_async)
+
+
+def generate(argv: Sequence[str]) -> None:
+    """``leadline generate PROMPT [flags]``."""
+    from leadline.tools.generate import GenerateOptions
+
+    parser = FlagParser(
+        "leadline generate", "PROMPT", "Complete a text.", [GenerateOptions, EngineConfig]
+    )
+    values, positionals = parser.parse(argv, os.environ)
+    prompt = _single(positionals, "a prompt, or - to read it from standard input")
+    if prompt is None:
+        raise ConfigError("generate needs a prompt, or - to read it from standard input")
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    config = _engine_config(values, [])
+    asyncio.run(_generate(config, prompt, from_values(GenerateOptions, values)))
+
+
+async def _generate(config: EngineConfig, prompt: str, options: GenerateOptions) -> None:
+    from leadline.tools.generate import generate_text
+
+    tokenizer = _load_tokenizer(config)
+    async with _engine(config) as engine:
+        async with aclosing(generate_text(engine, tokenizer, prompt, options)) as pieces:
+            async for piece in pieces:
+                print(piece, end="", flush=True)
+        print()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """What is asked about a model.
+
+    Attributes:
+        memory: of one device, such as 141GiB; adds what fits in it.
+        kv_cache_dtype: records of the cache, as for serving.
+    """
+
+    memory: str | None = None
+    kv_cache_dtype: str = CacheConfig().kv_cache_dtype
+
+
+def inspect(argv: Sequence[str]) -> None:
+    """``leadline inspect MODEL [--memory SIZE] [--kv-cache-dtype NAME]``."""
+    from leadline.tools.inspect import inspect_main
+
+    parser = FlagParser(
+        "leadline inspect", "[MODEL]", "Describe a checkpoint or a preset.", [InspectOptions]
+    )
+    values, positionals = parser.parse(argv, os.environ)
+    options = from_values(InspectOptions, values)
+    target = _single(positionals, "a folder or a preset") or str(bundled_model())
+    inspect_main(target, options.memory, options.kv_cache_dtype)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "serve": serve,
+    "chat": chat,
+    "generate": generate,
+    "inspect": inspect,
+}
+
+
+def _engine_config(values: dict[str, Any], positionals: Sequence[str]) -> EngineConfig:
+    """The settings; a model that stands alone wins over ``--model``, the bundled one is last."""
+    model = _single(positionals, "a model") or values.get("model") or str(bundled_model())
+    return from_values(EngineConfig, {**values, "model": model})
+
+
+def _single(positionals: Sequence[str], what: str) -> str | None:
+    if len(positionals) > 1:
+        raise ConfigError(f"unexpected argument {positionals[1]!r}: one is taken, {what}")
+    return positionals[0] if positionals else None
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    from leadline.text.tokenizer import Tokenizer
+    from leadline.weights.checkpoint import resolve_checkpoint
+
+    return Tokenizer(resolve_checkpoint(config.model, config.revision) / "tokenizer.json")
+
+
+@asynccontextmanager
+async def _engine(config: EngineConfig) -> AsyncIterator[AsyncEngine]:
+    """An engine process for as long as the block runs."""
+    from leadline.engine.async_engine import AsyncEngine
+
+    engine = await AsyncEngine.start(config)
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port; clients are refused until the server listens on it.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
+        ) from error
+    return listener

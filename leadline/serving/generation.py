@@ -1,0 +1,153 @@
+"""From a prompt to the outputs of its choices, whatever the dialect of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded
+from leadline.core.request import EngineRequest, FinishReason, SamplingParams, TokenOutput
+from leadline.serving.context import Server
+from leadline.serving.errors import GenerationFailed
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Piece = TypeVar("Piece", covariant=True)
+
+
+class Step(NamedTuple, Generic[Piece]):
+    """One output of the engine as its reader saw it.
+
+    Attributes:
+        piece: what the reader made of it.
+        num_tokens: how many of its tokens count: those up to a stop string's end.
+        finish_reason: set with the last step of a choice.
+    """
+
+    output: TokenOutput
+    piece: Piece
+    num_tokens: int
+    finish_reason: str | None
+
+
+class OutputReader(Protocol[Piece]):
+    """Turns engine outputs of one choice into pieces: ``TextOutput`` or ``OutputParser``."""
+
+    num_tokens: int
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    def push(self, output: TokenOutput) -> Piece: ...
+
+
+def choice_requests(
+    completion_id: str,
+    prompt_token_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    first: int = 0,
+    session_key: str | None = None,
+) -> list[EngineRequest]:
+    """One engine request for each of ``n`` choices, with seeds ``seed + i`` (serving-api 9.1)."""
+    prompt = tuple(prompt_token_ids)
+    requests = []
+    for i in range(sampling.n):
+        seed = None if sampling.seed is None else sampling.seed + i
+        requests.append(
+            EngineRequest(
+                request_id=f"{completion_id}-{first + i}",
+                prompt_token_ids=prompt,
+                sampling=dataclasses.replace(sampling, n=1, seed=seed),
+                session_key=session_key,
+            )
+        )
+    return requests
+
+
+async def read_choice(
+    server: Server, request: EngineRequest, reader: OutputReader[Piece], log_id: str
+) -> AsyncGenerator[Step[Piece], None]:
+    """Submit ``request`` and read its outputs, step by step.
+
+    Ends with the reader, which may be before the engine; closing it aborts the request.
+
+    Raises:
+        GenerationFailed: the engine ended the request with an error.
+        LeadlineError: whatever ``EngineClient.submit`` raises.
+    """
+    if server.config.enable_log_requests:
+        prompt = server.tokenizer.decode(request.prompt_token_ids)
+        logger.info("%s %s: %r, %s", log_id, request.request_id, prompt, request.sampling)
+    timer = server.metrics.track(request, log_id)
+    reason: str | None = "abort"
+    try:
+        async with aclosing(server.client.submit(request)) as outputs:
+            async for output in outputs:
+                timer.observe(output)
+                if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise GenerationFailed(output.error or "the server ended this request")
+                num_before = reader.num_tokens
+                piece = reader.push(output)
+                finished = reader.finish_reason
+                if finished is not None:
+                    reason = "length" if finished == FinishReason.LENGTH else "stop"
+                yield Step(output, piece, reader.num_tokens - num_before, finished)
+                if finished is not None:
+                    return
+            raise EngineDead("the engine ended in the middle of this request")
+    except (BadRequest, EngineOverloaded):
+        reason = None  # never accepted
+        raise
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        if reason is not None:
+            timer.finish(reason, reader.num_tokens)
+
+
+async def merge(
+    choices: Sequence[AsyncGenerator[T, None]],
+) -> AsyncGenerator[tuple[int, T], None]:
+    """Items of all choices as they come, with the choice's index; closing it closes them all."""
+    if len(choices) == 1:  # the usual case goes without tasks and queue
+        async with aclosing(choices[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(2 * len(choices))
+    tasks = [asyncio.create_task(_pump(queue, i, choice)) for i, choice in enumerate(choices)]
+    num_open = len(choices)
+    try:
+        while num_open:
+            message = await queue.get()
+            if isinstance(message, Exception):
+                raise message
+            if message is None:
+                num_open -= 1
+            else:
+                yield message
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    queue: asyncio.Queue[tuple[int, T] | Exception | None],
+    index: int,
+    choice: AsyncGenerator[T, None],
+) -> None:
+    try:
+        async with aclosing(choice) as items:
+            async for item in items:
+                await queue.put((index, item))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from leadline.cache.layout import PAGE_SIZE, cache_layout
+from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from leadline.config.presets import preset
+from leadline.core.errors import CheckpointError, ConfigError
+from leadline.engine.engine import Engine
+from leadline.engine.launch import (
+    build_engine,
+    cache_budget_bytes,
+    resolve_device,
+    resolve_dtype,
+    resolve_max_model_len,
+)
+from tests.fakes import request
+
+TINY = EngineConfig(
+    model="tiny-window128",
+    load_format="dummy",
+    dtype="float64",
+    device="cpu",
+    cache=CacheConfig(kv_cache_dtype="float32", kv_cache_memory_bytes=16 * 2**20),
+    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=96, max_prefill_rows=40),
+)
+LAYOUT = cache_layout(preset("tiny-window128"))
+
+
+def generate(engine: Engine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Greedy answers, all prompts together."""
+    got: dict[str, list[int]] = {}
+    for i, ids in enumerate(prompts):
+        engine.add(request(str(i), ids, max_tokens, ignore_eos=True))
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            got.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    return [got[str(i)] for i in range(len(prompts))]
+
+
+def test_the_real_model_answers_alike_together_and_in_one_prefill() -> None:
+    """Chunked, batched decoding equals the argmax of a plain full pass over prompt and answer."""
+    rng = random.Random(0)
+    prompts = [rng.choices(range(3, 500), k=num_tokens) for num_tokens in (5, 150, 301)]
+    engine = build_engine(TINY)
+    for ids, answer in zip(prompts, generate(engine, prompts, 6), strict=True):
+        whole = engine.prompt_logits(ids + answer).argmax(-1).tolist()
+        assert whole[len(ids) - 1 : -1] == answer
+    stats = engine.stats()
+    assert (stats.num_free_pages, stats.num_free_slots) == (stats.num_pages, stats.num_slots)
+
+
+def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Path) -> None:
+    config = (golden / "v41-tiny" / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, but the model has Engram"):
+        build_engine(replace(TINY, model=str(tmp_path), load_format="auto"))
+
+
+def test_a_cpu_budget_is_the_setting_or_at_most_two_gib() -> None:
+    cpu = torch.device("cpu")
+    assert cache_budget_bytes(CacheConfig(kv_cache_memory_bytes=12345), cpu) == 12345
+    assert 0 < cache_budget_bytes(CacheConfig(), cpu) <= 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pages", "given"),
+    [(None, 10, 10 * PAGE_SIZE), (None, 10_000, 32768), (None, 0, PAGE_SIZE), (700, 10, 700)],
+    ids=["what fits", "what the model has", "at least a page", "the setting"],
+)
+def test_max_model_len_is_lowered_to_what_fits(wanted: int | None, pages: int, given: int) -> None:
+    budget = 2 * LAYOUT.slot_bytes + (pages + 1) * LAYOUT.page_bytes
+    config = replace(TINY, max_model_len=wanted)
+    assert resolve_max_model_len(config, preset("tiny-window128"), LAYOUT, budget) == given
+
+
+def test_a_max_model_len_beyond_the_models_positions_is_refused() -> None:
+    config = replace(TINY, max_model_len=40_000)
+    with pytest.raises(ConfigError, match="max_position_embeddings 32768; lower it to 32768"):
+        resolve_max_model_len(config, preset("tiny-window128"), LAYOUT, 2**30)
+
+
+def test_a_cache_too_small_for_the_wanted_length_is_told_what_fits() -> None:
+    small = replace(TINY, max_model_len=32768, cache=CacheConfig(kv_cache_memory_bytes=2**21))
+    with pytest.raises(ConfigError, match=r"max_model_len is 32768.*lower max_model_len to \d+ or"):
+        build_engine(small)
+
+
+def test_auto_dtype_follows_the_device() -> None:
+    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("float64", torch.device("cuda")) == torch.float64
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_an_error() -> None:
+    assert resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="torch finds no GPU"):
+        resolve_device("cuda")

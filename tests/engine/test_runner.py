@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.cache.sizing import CacheSize
+from leadline.core.errors import LeadlineError
+from leadline.core.request import Request, SamplingParams
+from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.metrics import EngineMetrics
+from leadline.engine.runner import Runner
+from leadline.engine.sampler import Sampler
+from leadline.engine.scheduler import GroupResult, RowGroup, RowKind
+from leadline.kernels.debug import NonFiniteError
+from leadline.models.batch import ForwardBatch
+from tests.fakes import EOS, NUM_HISTORY, FakeModel, next_token, sampling
+
+BUILDER = BatchBuilder(num_history=NUM_HISTORY, device=torch.device("cpu"))
+
+
+def group(
+    name: str, ids: list[int], num_sampled: int, params: SamplingParams | None = None
+) -> RowGroup:
+    """A whole prompt in one group; slot and page are the number that the name ends with."""
+    request = Request(name, array("i", ids), len(ids), params or sampling(8), arrival=0.0)
+    request.slot, request.pages = int(name[-1]), array("i", [int(name[-1])])
+    return RowGroup(request, RowKind.PREFILL, 0, len(ids), len(ids), num_sampled)
+
+
+def run(groups: list[RowGroup], model: FakeModel | None = None) -> list[GroupResult]:
+    model = model or FakeModel(CacheSize(num_pages=8, num_slots=8))
+    return Runner(model, Sampler(EOS), EngineMetrics()).run(groups, BUILDER.build(groups))
+
+
+def test_each_group_gets_what_it_asked_for() -> None:
+    scored = group("scored3", [40, 50], 2)
+    scored.request.wants_prompt_logits = True
+    chunk, drawn, logits, last = run(
+        [group("r1", [20, 21, 22], 0), group("r2", [30], 1), scored, group("r4", [60, 61], 1)]
+    )
+    assert chunk == GroupResult()
+    assert drawn.token_ids == (next_token([30]),)
+    assert logits.logits is not None
+    assert logits.logits.argmax(-1).tolist() == [next_token([40]), next_token([40, 50])]
+    assert last.token_ids == (next_token([60, 61]),)
+
+
+def test_logprobs_come_with_their_token() -> None:
+    plain, asked = run([group("r1", [20], 1), group("r2", [30], 1, sampling(8, logprobs=2))])
+    assert plain.logprobs == ()
+    [entry] = asked.logprobs
+    assert (entry.token_id, entry.rank, len(entry.top)) == (next_token([30]), 1, 2)
+
+
+def test_a_row_without_a_valid_distribution_fails_alone() -> None:
+    model = FakeModel(CacheSize(num_pages=8, num_slots=8), poison=14)
+    bad, good = run([group("r1", [20, 14], 1), group("r2", [30], 1)], model)
+    assert bad.error is not None
+    assert bad.error.startswith("request r1: no token can be drawn after position 1")
+    assert good.token_ids == (next_token([30]),)
+
+
+@pytest.mark.parametrize(("row", "name"), [(0, "r1"), (2, "r1"), (3, "r2"), (9, "unknown")])
+def test_a_non_finite_value_is_traced_to_its_request(row: int, name: str) -> None:
+    """user-reports E3 and E5: the first op, layer and request."""
+
+    class Overflowing(FakeModel):
+        def upper(self, state: Tensor, batch: ForwardBatch) -> Tensor:
+            raise NonFiniteError("swiglu", row, 7)
+
+    with pytest.raises(
+        LeadlineError, match=rf"op swiglu in layer 7 .* row {row} \(request {name}\)"
+    ):
+        run(
+            [group("r1", [20, 21, 22], 1), group("r2", [30], 1)],
+            Overflowing(CacheSize(num_pages=8, num_slots=8)),
+        )

@@ -1,0 +1,75 @@
+"""An application over a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from leadline.config.server import ServerConfig
+from leadline.serving.app import build_app
+from leadline.serving.context import ModelInfo
+from leadline.text.tokenizer import Tokenizer
+from tests.serving.scripted import ScriptedEngine, Step
+
+MODEL_INFO = ModelInfo(root="house/tiny", max_model_len=8192, vocab_size=1024)
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+@dataclass
+class Rig:
+    """A server, and the scripted engine behind it."""
+
+    engine: ScriptedEngine
+    app: Starlette
+    http: TestClient
+    tokenizer: Tokenizer
+
+    def chat(self, **body: Any) -> Any:
+        """The whole answer to a chat."""
+        reply = self.http.post("/v1/chat/completions", json={"messages": HELLO} | body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def stream(self, path: str = "/v1/chat/completions", **body: Any) -> list[Any]:
+        """The chunks of a stream; checks its frame."""
+        body = {"stream": True} | ({"messages": HELLO} if "chat" in path else {}) | body
+        reply = self.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = [event for event in reply.text.split("\n\n") if not event.startswith(":")]
+        assert events[-2:] == ["data: [DONE]", ""]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def rig(tokenizer: Tokenizer) -> MakeRig:
+    """Make a rig whose engine says a text or steps of ids; markers in the text are markers."""
+
+    def make(script: str | list[Step], *, end: bool = True, **config: Any) -> Rig:
+        steps: list[Step] = (
+            [(token_id,) for token_id in tokenizer.encode(script)]
+            if isinstance(script, str)
+            else list(script)
+        )
+        if end:
+            steps.append((tokenizer.eos_token_id,))
+        engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
+        app = build_app(engine, tokenizer, MODEL_INFO, ServerConfig(**config))
+        return Rig(engine, app, TestClient(app), tokenizer)
+
+    return make
+
+
+def joined(chunks: list[Any], key: str, index: int = 0) -> str:
+    """The text of one key over all chunks of one choice."""
+    parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+    return "".join(part["delta"].get(key) or "" for part in parts)
