@@ -173,16 +173,19 @@ PLACES = {
 
 
 def feed_in_parts(stepper: Stepper, tokens: list[int], cuts: list[int]) -> Tensor:
-    sequence = stepper.start(tokens)
-    ends = [*cuts, len(tokens)]
-    return torch.cat([stepper.step([(sequence, end - sequence.fed)])[0] for end in ends])
+    """Steps that end at the cuts, each with a row of another request in front."""
+    sequence, neighbour = stepper.start(tokens), stepper.start(prompt(len(cuts) + 1))
+    parts = []
+    for end in (*cuts, len(tokens)):
+        parts.append(stepper.step([(neighbour, 1), (sequence, end - sequence.fed)])[1])
+    return torch.cat(parts)
 
 
 @pytest.fixture(scope="module")
 def unsplit() -> tuple[Stepper, list[int], Tensor]:
     """A float64 model, 300 tokens, and their logits out of a single step."""
     torch.manual_seed(2)
-    stepper = make_stepper(GOLDEN / "v41-reference", dtype=torch.float64)
+    stepper = make_stepper(GOLDEN / "v41-reference", dtype=torch.float64, num_slots=32)
     tokens = prompt(300)
     return stepper, tokens, stepper.feed(stepper.start(tokens))
 
@@ -262,6 +265,7 @@ def poison(field: RecordField) -> None:
         ("fp8", torch.bfloat16),
         ("bfloat16", torch.float32),
     ],
+    ids=str,
 )
 def test_E3_memory_that_nobody_wrote_reaches_no_output(
     kv_cache_dtype: str, dtype: torch.dtype
