@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from leadline.cache.manager import CacheManager
-from leadline.cache.sizing import pages_of
 from leadline.config.engine import SchedulerConfig
 from leadline.core.request import FinishReason, Request, RequestState, TokenLogprobs, TokenOutput
 from leadline.engine.metrics import EngineMetrics
@@ -242,7 +241,9 @@ class Scheduler:
         Never more than the request can use in its whole life: by the same formula it was found
         feasible at arrival, so it cannot wait for pages that do not exist.
         """
-        whole = min(pages_of(prefill_end) + 1, pages_of(max_positions(request)))
+        whole = min(
+            self._cache.pages_of(prefill_end) + 1, self._cache.pages_of(max_positions(request))
+        )
         return whole - len(request.pages)
 
     def _available_pages(self) -> int:

@@ -16,6 +16,7 @@ from leadline.kernels.reference import kv_store, quant
 
 CHANNELS = {"kv": 512, "index": 128, "window": 512}
 LAYOUT = CacheLayout(
+    page_size=256,
     owners=(Owner(layer=0, ratio=32),),
     head_dim=CHANNELS["kv"],
     index_head_dim=CHANNELS["index"],
