@@ -31,7 +31,7 @@ from leadline.kernels.reference import (
 from leadline.kernels.reference import linear as linear_
 from leadline.kernels.reference.quant import round_trip_fp4_32
 
-# Cache rows, angles and hashes: exact or integer, so nothing to watch; their contracts are theirs.
+# These make no non-finite value of their own, so nothing watches them; contracts are at home.
 pack_rows = kv_store.pack_rows
 unpack_rows = kv_store.unpack_rows
 store_rows = kv_store.store_rows
