@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,18 @@ class CachePool:
             _field(layout.window_record, num_slots, layout.ring, d, device)
             for _ in range(layout.window_layers)
         ]
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole slots, ``(from, to)`` each: rings of every layer and open groups.
+
+        A snapshot is taken and restored by this, since a ring holds its rows by position.
+        """
+        if not pairs:
+            return
+        source, target = (list(ids) for ids in zip(*pairs, strict=True))
+        fields = [t for f in self.window for t in (f.values, f.scales) if t is not None]
+        for tensor in (*fields, *self.open_groups.values()):
+            tensor[target] = tensor[source]
 
     @property
     def num_bytes(self) -> int:

@@ -21,7 +21,6 @@ PARSER = "deepseek_v41"
 SWITCHES = {
     "trust_remote_code": "no code is ever loaded from a checkpoint",
     "enable_chunked_prefill": "prefill is always chunked",
-    "async_scheduling": "the engine schedules by itself",
     "enforce_eager": "there are no graphs to turn off",
     "disable_log_requests": "requests are logged without their text unless asked for",
     "enable_auto_tool_choice": "it is always on",

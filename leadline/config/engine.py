@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from leadline.core.errors import ConfigError, NotSupported
+from leadline.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,26 +17,40 @@ class CacheConfig:
         gpu_memory_utilization: share of a GPU's memory for weights and cache together.
         kv_cache_memory_bytes: bytes for pages and slots; None takes what the device leaves
             (on a CPU the smaller of 2 GiB and a tenth of memory).
-        enable_prefix_caching: None is the best this version has: off.
-        swa_bounded_replay: None is the best this version has: off (exact mode).
+        enable_prefix_caching: pages of ended requests are found again by their tokens.
+        swa_bounded_replay: window KV is not cached but rebuilt from the last rows before a hit,
+            and layers above the cut run on the last rows of a prompt only. An approximation by
+            the model's makers; off is exact mode, where hits need snapshots.
+        swa_replay_lower: the same for the lower layers alone; None follows the switch above.
+        swa_replay_upper: the same for the layers above the cut alone.
+        swa_replay_length: rows that are replayed; None is the model's window.
+        snapshot_interval: exact mode saves a slot every so many tokens of a prompt; 0 saves the
+            ends of prompts and turns only.
+        snapshot_memory_fraction: exact mode's share of cache memory for snapshots.
     """
 
     kv_cache_dtype: str = "auto"
     block_size: int = 256
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
-    enable_prefix_caching: bool | None = None
-    swa_bounded_replay: bool | None = None
+    enable_prefix_caching: bool = True
+    swa_bounded_replay: bool = True
+    swa_replay_lower: bool | None = None
+    swa_replay_upper: bool | None = None
+    swa_replay_length: int | None = None
+    snapshot_interval: int = 16384
+    snapshot_memory_fraction: float = 0.2
 
     def __post_init__(self) -> None:
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization is {share!r}; it must lie in (0, 1]")
         _integers(self, 1, "kv_cache_memory_bytes", "block_size")
-        if self.enable_prefix_caching:
-            raise NotSupported("enable_prefix_caching: prefix caching does not exist yet")
-        if self.swa_bounded_replay:
-            raise NotSupported("swa_bounded_replay: bounded replay does not exist yet")
+        _integers(self, 1, "swa_replay_length")
+        _integers(self, 0, "snapshot_interval")
+        share = self.snapshot_memory_fraction
+        if not isinstance(share, (int, float)) or not 0 <= share < 1:
+            raise ConfigError(f"snapshot_memory_fraction is {share!r}; it must lie in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,10 @@ class SchedulerConfig:
         max_prefill_rows: P_max, prefill rows of a step in which decode rows run too.
         max_prefills: M, requests in prefill at the same time.
         max_bypass: times that smaller requests may pass a waiting one that does not fit.
+        long_prefill_threshold: rows of one prompt in a step at most, so that several long ones
+            share it; None is no bound.
+        priority_aging_seconds: a request that waits this long improves its priority by one; None
+            never does.
         max_num_queued_reqs: waiting requests before new ones are refused; None is no bound.
         rows_per_decode: query rows of a decode group, 1 + the longest draft; rings and batches
             are sized for it.
@@ -59,6 +77,8 @@ class SchedulerConfig:
     max_prefill_rows: int = 2048
     max_prefills: int = 8
     max_bypass: int = 16
+    long_prefill_threshold: int | None = None
+    priority_aging_seconds: float | None = 30.0
     max_num_queued_reqs: int | None = None
     rows_per_decode: int = 6
 
@@ -71,6 +91,7 @@ class SchedulerConfig:
             "max_prefill_rows",
             "max_prefills",
             "max_num_queued_reqs",
+            "long_prefill_threshold",
             "rows_per_decode",
         )
         _integers(self, 0, "max_bypass")
@@ -99,6 +120,9 @@ class EngineConfig:
             64-slot blocks of attention.
         debug_nonfinite: check every op's output and name the first op, layer and request with
             a non-finite value.
+        async_scheduling: plan the next step while one runs; None does so on a GPU. The tokens are
+            the same.
+        check_integrity: prove the books of pages and slots after every step.
         seed: of requests that bring none.
     """
 
@@ -111,6 +135,8 @@ class EngineConfig:
     quantize_activations: bool = True
     exact_rounding: bool = True
     debug_nonfinite: bool = False
+    async_scheduling: bool | None = None
+    check_integrity: bool = False
     seed: int = 0
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

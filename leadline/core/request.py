@@ -140,6 +140,8 @@ class EngineRequest:
         prompt_token_ids: at least one id, each below the vocabulary size.
         priority: smaller runs earlier.
         session_key: affinity and fairness key, or None.
+        cache_salt: prompts of different salts share no cached page.
+        timeout_seconds: the request fails when it has not ended this long after its arrival.
     """
 
     request_id: str
@@ -147,6 +149,8 @@ class EngineRequest:
     sampling: SamplingParams
     priority: int = 0
     session_key: str | None = None
+    cache_salt: str | None = None
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,14 @@ class Request:
         floor_lo: s, first position that has window KV in the lower layers.
         floor_up: U, first position that has window KV in the upper layers.
         prefill_end: E, the tokens known when prefill was entered.
-        fed: next position to feed.
+        fed: next position to feed; rows below it may still be in flight.
+        confirmed: c, positions whose step has been booked.
+        in_flight: sampled tokens of steps that are not booked yet.
+        generation: grows when the request ends or is preempted, so that late results are seen.
+        junction: where the cached prefix ended at admission, when no snapshot allowed its use.
+        num_cached_tokens: prompt tokens found in the cache at the first admission.
+        num_replayed_tokens: of these, the ones that were fed again then.
+        deadline: the clock's seconds at which it fails, or None.
         num_bypassed: times that later requests were admitted past this waiting one.
         seed: of its random draws, the client's or one that the engine drew.
         wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
@@ -228,6 +239,14 @@ class Request:
     floor_up: int = 0
     prefill_end: int = 0
     fed: int = 0
+    confirmed: int = 0
+    in_flight: int = 0
+    generation: int = 0
+    junction: int = 0
+    num_cached_tokens: int = 0
+    num_replayed_tokens: int = 0
+    cache_salt: str | None = None
+    deadline: float | None = None
     num_preemptions: int = 0
     num_bypassed: int = 0
     seed: int = 0

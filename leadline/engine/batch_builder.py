@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leadline.engine.scheduler import RowGroup
+from leadline.engine.plan import RowGroup
 from leadline.models.batch import ForwardBatch
 
 
@@ -26,7 +26,10 @@ class BatchBuilder:
         self._device = device
 
     def build(self, groups: Sequence[RowGroup]) -> ForwardBatch:
-        """The batch of a step; shapes and dtypes as ``ForwardBatch`` says (8.2)."""
+        """The batch of a step; shapes and dtypes as ``ForwardBatch`` says (8.2).
+
+        A token that is still being sampled is 0 here: the runner puts it in on the device.
+        """
         requests = [group.request for group in groups]
         starts = np.array([group.start for group in groups])
         counts = np.array([group.num_rows for group in groups])
@@ -36,13 +39,15 @@ class BatchBuilder:
         np.cumsum(counts, out=q_off[1:])
         # Every request lies in the arrays of its own tokens and pages (array("i"): int32), which
         # numpy copies from as whole slices.
-        ids = np.empty(q_off[-1], np.int32)
+        ids = np.zeros(q_off[-1], np.int32)
         hist = np.full((len(groups), self._num_history), -1, np.int32)
         page_table = np.zeros((len(groups), max(len(r.pages) for r in requests)), np.int32)
         for i, (group, request) in enumerate(zip(groups, requests, strict=True)):
-            ids[q_off[i] : q_off[i + 1]] = request.tokens[group.start : group.end]
-            known = min(self._num_history, group.start)
-            hist[i, self._num_history - known :] = request.tokens[group.start - known : group.start]
+            known_ids = request.tokens[group.start : group.end]
+            ids[q_off[i] : q_off[i] + len(known_ids)] = known_ids
+            num_before = min(self._num_history, group.start)
+            before = request.tokens[group.start - num_before : group.start]
+            hist[i, self._num_history - num_before :] = before
             page_table[i, : len(request.pages)] = request.pages
         return ForwardBatch(
             ids=self._tensor(ids),

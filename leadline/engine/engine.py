@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from leadline.cache.manager import CacheManager
+from leadline.cache.replay import ReplayPolicy
 from leadline.config.engine import SchedulerConfig
 from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, EngineOverloaded, LeadlineError
@@ -22,8 +23,9 @@ from leadline.core.request import EngineRequest, FinishReason, Request, Sampling
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.limits import RequestLimits
 from leadline.engine.metrics import EngineMetrics
-from leadline.engine.runner import Runner
-from leadline.engine.scheduler import GroupResult, Scheduler, StepPlan
+from leadline.engine.plan import GroupResult, StepPlan
+from leadline.engine.runner import Runner, StepInFlight
+from leadline.engine.scheduler import Scheduler
 from leadline.models.batch import Model
 
 if TYPE_CHECKING:
@@ -49,7 +51,11 @@ class Engine:
         model: the backbone; owns its cache tensors, sized as ``cache`` counts them.
         sampler: draws tokens from logits.
         cache: pages and slots.
+        copy_slots: copies slots of the cache's tensors, ``(from, to)`` pairs.
+        policy: what is replayed after a prefix hit.
         config: budgets of a step.
+        asynchronous: plan the next step while one runs; the tokens are the same.
+        checks_integrity: prove the books after every step.
         vocab_size: ids of requests lie below it.
         eos_token_id: ends a request unless it ignores it.
         max_model_len: prompt and output tokens of one request.
@@ -64,6 +70,8 @@ class Engine:
         model: Model,
         sampler: Sampler,
         cache: CacheManager,
+        copy_slots: Callable[[Sequence[tuple[int, int]]], None],
+        policy: ReplayPolicy,
         config: SchedulerConfig,
         *,
         vocab_size: int,
@@ -72,6 +80,8 @@ class Engine:
         num_history: int,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        asynchronous: bool = False,
+        checks_integrity: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         max_queued = config.max_num_queued_reqs
@@ -84,9 +94,14 @@ class Engine:
         )
         self.metrics = EngineMetrics()
         self._cache = cache
-        self._scheduler = Scheduler(config, cache, self.metrics, eos_token_id=eos_token_id)
-        self._builder = BatchBuilder(num_history=num_history, device=torch.device(device))
-        self._runner = Runner(model, sampler, self.metrics)
+        self._scheduler = Scheduler(
+            config, cache, self.metrics, policy, eos_token_id=eos_token_id, clock=clock
+        )
+        builder = BatchBuilder(num_history=num_history, device=torch.device(device))
+        self._runner = Runner(model, sampler, builder, self.metrics, copy_slots)
+        self._asynchronous = asynchronous
+        self._checks_integrity = checks_integrity
+        self._in_flight: StepInFlight | None = None
         self._clock = clock
         self._seeds = random.Random(seed)
         self._paused = False
@@ -100,16 +115,19 @@ class Engine:
             BadRequest: it can never be served, or its id is in use.
             EngineOverloaded: the queue is full.
         """
-        sampling = self.limits.check(request)
+        sampling, now = self.limits.check(request), self._clock()
+        timeout = request.timeout_seconds
         self._queue(
             Request(
                 request_id=request.request_id,
                 tokens=array("i", request.prompt_token_ids),
                 num_prompt_tokens=len(request.prompt_token_ids),
                 sampling=sampling,
-                arrival=self._clock(),
+                arrival=now,
+                deadline=None if timeout is None else now + timeout,
                 priority=request.priority,
                 session_key=request.session_key,
+                cache_salt=request.cache_salt,
                 seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
             )
         )
@@ -160,33 +178,47 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do or tell anything."""
-        return bool(self._outputs) or (self._scheduler.num_requests > 0 and not self._paused)
+        is_open = self._scheduler.num_requests > 0 and not self._paused
+        return bool(self._outputs) or self._in_flight is not None or is_open
 
     def step(self) -> list[TokenOutput]:
-        """Plan, run and book one step; what is new about every request of it."""
+        """Plan, launch and book one step; what is new about requests.
+
+        With asynchronous scheduling the step that is launched is booked by the next call: the
+        host plans while the device runs (cache-and-scheduling 5.9).
+        """
         outputs, self._outputs = self._outputs, []
+        outputs += self._settle_logits(self._scheduler.expire())
         if self._paused:
-            return outputs
+            return outputs + self._book()
         with self.metrics.timed("schedule"):
             plan = self._scheduler.plan()
-        if plan.groups:
-            results = self._run(plan)
-            self._collect_logits(plan, results)
+        if plan is None:  # somebody may have to be preempted: first see what is in flight
+            outputs += self._book()
             with self.metrics.timed("schedule"):
-                outputs += self._settle_logits(self._scheduler.apply(plan, results))
+                plan = self._scheduler.plan()
+            assert plan is not None
+        if self._in_flight is not None:
+            self._runner.sample(self._in_flight)
+        launched = self._runner.launch(plan, self._in_flight) if plan.groups else None
+        outputs += self._book()
+        self._in_flight = launched
+        if not self._asynchronous:
+            outputs += self._book()
+        if self._checks_integrity:
+            self.check_integrity()
         return outputs
 
-    def _run(self, plan: StepPlan) -> list[GroupResult]:
-        """The step's results; a step that fails ends its requests and not the engine."""
-        try:
-            with self.metrics.timed("build"):
-                batch = self._builder.build(plan.groups)
-            return self._runner.run(plan.groups, batch)
-        except Exception as error:
-            names = [group.request.request_id for group in plan.groups]
-            logger.exception("a step failed; its requests end: %s", ", ".join(names))
-            message = f"the forward pass failed: {type(error).__name__}: {error}"
-            return [GroupResult(error=message) for _ in plan.groups]
+    def _book(self) -> list[TokenOutput]:
+        """Book the step in flight, if there is one; what is new about its requests."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return []
+        self._runner.sample(step)
+        results = step.results()
+        self._collect_logits(step.plan, results)
+        with self.metrics.timed("schedule"):
+            return self._settle_logits(self._scheduler.apply(step.plan, results))
 
     def _collect_logits(self, plan: StepPlan, results: list[GroupResult]) -> None:
         for group, result in zip(plan.groups, results, strict=True):
@@ -232,8 +264,8 @@ class Engine:
         self._paused = paused
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached pages; there is no prefix cache yet, so nothing stays."""
-        return True
+        """Forget every cached page that no request holds; False when some stayed."""
+        return self._cache.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
         """The engine's counters and gauges now."""
@@ -242,6 +274,7 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             num_pages=self._cache.num_pages,
             num_free_pages=self._cache.num_free_pages,
+            num_cached_pages=self._cache.num_cached_pages,
             num_slots=self._cache.num_slots,
             num_free_slots=self._cache.num_free_slots,
             page_size=self._cache.page_size,

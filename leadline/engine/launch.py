@@ -13,6 +13,8 @@ import torch
 from leadline.cache.layout import CacheLayout, cache_layout
 from leadline.cache.manager import CacheManager
 from leadline.cache.pool import CachePool
+from leadline.cache.prefix import root_digest
+from leadline.cache.replay import ReplayPolicy
 from leadline.cache.sizing import longest_model_len, size_cache
 from leadline.config.engine import CacheConfig, EngineConfig
 from leadline.config.model import ModelConfig, load_model_config
@@ -67,21 +69,24 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     budget_bytes = cache_budget_bytes(config.cache, device)
     max_model_len = resolve_max_model_len(config, model_config, layout, budget_bytes)
+    policy = resolve_policy(config.cache, model_config)
+    takes_snapshots = policy.needs_snapshot and config.cache.enable_prefix_caching
+    snapshots = config.cache.snapshot_memory_fraction if takes_snapshots else 0.0
     size = size_cache(
         layout,
         budget_bytes=budget_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,
+        snapshot_memory_fraction=snapshots,
     )
-    model.bind_cache(
-        CachePool(
-            layout,
-            num_pages=size.num_pages,
-            num_slots=size.num_slots,
-            wide=params.wide,
-            device=device,
-        )
+    pool = CachePool(
+        layout,
+        num_pages=size.num_pages,
+        num_slots=size.num_slots + size.num_snapshots,
+        wide=params.wide,
+        device=device,
     )
+    model.bind_cache(pool)
     logger.info(
         "cache: %d pages of %d tokens, %d slots, %.3g GiB; max_model_len %d",
         size.num_pages - 1,
@@ -90,10 +95,21 @@ def build_engine(config: EngineConfig) -> Engine:
         size.num_bytes(layout) / GIB,
         max_model_len,
     )
+    # Whatever changes what a page holds makes its digests different.
+    parts = (config.model, config.revision or "", str(params.dtype), *map(str, (layout, policy)))
+    cache = CacheManager(
+        size,
+        root=root_digest(*parts),
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        needs_snapshot=policy.needs_snapshot,
+    )
+    asynchronous = config.async_scheduling
     return Engine(
         model,
         Sampler(model_config.eos_token_id),
-        CacheManager(size),
+        cache,
+        pool.copy_slots,
+        policy,
         config.scheduler,
         vocab_size=model_config.vocab_size,
         eos_token_id=model_config.eos_token_id,
@@ -101,6 +117,8 @@ def build_engine(config: EngineConfig) -> Engine:
         num_history=model_config.engram_max_ngram_size - 1,
         device=device,
         seed=config.seed,
+        asynchronous=device.type == "cuda" if asynchronous is None else asynchronous,
+        checks_integrity=config.check_integrity,
     )
 
 
@@ -184,6 +202,25 @@ def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:
             "raise it or free the GPU"
         )
     return budget
+
+
+def resolve_policy(config: CacheConfig, model: ModelConfig) -> ReplayPolicy:
+    """Which halves are replayed, and by how many rows.
+
+    The upper half is never trimmed where a model does not allow it (cache-and-scheduling 4.7).
+    """
+    both = config.swa_bounded_replay
+    upper = both if config.swa_replay_upper is None else config.swa_replay_upper
+    if upper and (max(model.engram_layer_ids, default=-1) >= model.cut):
+        logger.warning("the upper layers run on every row: an Engram layer lies above the cut")
+        upper = False
+    return ReplayPolicy(
+        lower=both if config.swa_replay_lower is None else config.swa_replay_lower,
+        upper=upper,
+        length=config.swa_replay_length or model.sliding_window,
+        window=model.sliding_window,
+        snapshot_interval=config.snapshot_interval,
+    )
 
 
 def resolve_max_model_len(

@@ -12,7 +12,13 @@ from leadline.core.request import FinishReason
 COUNTERS = (
     "prompt_tokens",  # of requests at their first admission
     "generation_tokens",  # sampled
-    "computed_tokens",  # prefill rows fed, those after a preemption included
+    "computed_tokens",  # prefill rows fed that no cache held, those after a preemption included
+    "replayed_tokens",  # prefill rows fed again after a hit
+    "upper_rows",  # rows that ran the upper half
+    "prompt_tokens_cached",  # of ``prompt_tokens``, as usage reports them
+    "prefix_cache_queries",  # prompt tokens looked up at first admissions
+    "prefix_cache_hits",  # of these, tokens found
+    "evicted_pages",
     "num_preemptions",
     "steps",
 )

@@ -1,8 +1,14 @@
-"""One rank: forward, logits, tokens."""
+"""One rank: forward, logits, tokens.
+
+A step goes through three calls, so that the next one can be prepared while it runs: ``launch`` the
+forward, ``sample`` from its hidden rows, and wait for the ``results``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -12,61 +18,145 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.core.errors import LeadlineError
+from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.metrics import EngineMetrics
-from leadline.engine.scheduler import GroupResult, RowGroup
+from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
 from leadline.models.batch import ForwardBatch, Model
 
 if TYPE_CHECKING:
-    from leadline.engine.sampler import Sampler
+    from leadline.engine.sampler import SampledToken, Sampler
+
+logger = logging.getLogger(__name__)
 
 # Prompt logits leave the device in blocks, so that a long chunk never needs [rows, V] twice there.
 LOGITS_BLOCK_ROWS = 256
 
 
-class Runner:
-    """Runs the model on a batch and draws the tokens that its groups want."""
+class StepInFlight:
+    """A step whose forward was launched; made by ``Runner.launch``.
 
-    def __init__(self, model: Model, sampler: Sampler, metrics: EngineMetrics) -> None:
+    Attributes:
+        plan: what it consists of.
+        hidden: ``[v, D]`` rows whose logits are wanted; None where there are none.
+        is_sampled: whether its tokens were drawn.
+        token_ids: ``[drawn]`` on the device once sampled.
+        error: why the whole step failed, if it did.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.hidden: Tensor | None = None
+        self.is_sampled = False
+        self.token_ids: Tensor | None = None
+        self.error: str | None = None
+        self.row_of: dict[str, int] = {}  # request -> row of token_ids and tokens
+        self.tokens: list[SampledToken] = []
+        self.logits: dict[str, NDArray[np.float32]] = {}
+
+    def results(self) -> list[GroupResult]:
+        """What the step brought for each group of its plan."""
+        if self.error is not None:
+            return [GroupResult(error=self.error) for _ in self.plan.groups]
+        return [self._result(group) for group in self.plan.groups]
+
+    def _result(self, group: RowGroup) -> GroupResult:
+        name = group.request.request_id
+        if name not in self.row_of:
+            return GroupResult(logits=self.logits.get(name))
+        token = self.tokens[self.row_of[name]]
+        if token.token_id < 0:
+            return GroupResult(
+                error=f"request {name}: no token can be drawn after position {group.end - 1}: its "
+                "logits are not finite, or nothing is allowed"
+            )
+        logprobs = () if token.logprobs is None else (token.logprobs,)
+        return GroupResult(token_ids=(token.token_id,), logprobs=logprobs)
+
+
+class Runner:
+    """Runs the model on a plan and draws the tokens that its groups want.
+
+    A step that fails ends its requests and not the engine.
+
+    Args:
+        copy_slots: copies slots of the cache, ``(from, to)`` pairs, in stream order.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        builder: BatchBuilder,
+        metrics: EngineMetrics,
+        copy_slots: Callable[[Sequence[tuple[int, int]]], None],
+    ) -> None:
         self._model = model
         self._sampler = sampler
+        self._builder = builder
         self._metrics = metrics
+        self._copy_slots = copy_slots
 
     @torch.inference_mode()
-    def run(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> list[GroupResult]:
-        """One step of the model; a result per group, in order.
+    def launch(self, plan: StepPlan, previous: StepInFlight | None) -> StepInFlight:
+        """Start the forward of a step.
+
+        Args:
+            plan: the step.
+            previous: the step before it where that is not booked yet: it has been sampled, and
+                the tokens that the host does not know are taken from it.
+        """
+        step = StepInFlight(plan)
+        with _failing_alone(step):
+            with self._metrics.timed("build"):
+                batch = self._builder.build(plan.groups)
+            with self._metrics.timed("forward"):
+                if previous is not None:
+                    _fill_unknown_tokens(plan, batch, previous)
+                self._copy_slots(plan.copies_before)
+                step.hidden = self._forward(plan.groups, batch)
+                self._copy_slots(plan.copies_after)
+        return step
+
+    @torch.inference_mode()
+    def sample(self, step: StepInFlight) -> None:
+        """Draw the step's tokens once; those of the steps before it must be booked.
 
         A row without a valid distribution fails its own request and no other.
-
-        Raises:
-            LeadlineError: a watched op gave a non-finite value (``debug_nonfinite``); it names
-                op, layer and request.
         """
-        with self._metrics.timed("forward"):
-            hidden = self._forward(groups, batch)
-        with self._metrics.timed("sample"):
-            results = [GroupResult() for _ in groups]
-            ends = list(accumulate(group.num_sampled for group in groups))
+        if step.is_sampled or step.hidden is None:
+            return
+        with _failing_alone(step), self._metrics.timed("sample"):
+            step.is_sampled = True
+            ends = list(accumulate(group.num_sampled for group in step.plan.groups))
             drawn = []
-            for i, group in enumerate(groups):
+            for end, group in zip(ends, step.plan.groups, strict=True):
+                name = group.request.request_id
+                if group.is_stale or not group.num_sampled:
+                    continue
                 if group.request.wants_prompt_logits:
-                    rows = hidden[ends[i] - group.num_sampled : ends[i]]
-                    results[i] = GroupResult(logits=self._prompt_logits(rows))
-                elif group.num_sampled:
-                    drawn.append(i)
+                    rows = step.hidden[end - group.num_sampled : end]
+                    step.logits[name] = self._prompt_logits(rows)
+                else:
+                    step.row_of[name] = len(drawn)
+                    drawn.append((end - 1, group.request))
             if drawn:
-                logits = self._model.logits(hidden[[ends[i] - 1 for i in drawn]])
-                tokens = self._draw([groups[i] for i in drawn], logits)
-                for i, result in zip(drawn, tokens, strict=True):
-                    results[i] = result
-        return results
+                logits = self._model.logits(step.hidden[[row for row, _ in drawn]])
+                step.tokens = self._sampler.sample(logits, [request for _, request in drawn])
+                ids = [max(0, token.token_id) for token in step.tokens]
+                step.token_ids = torch.tensor(ids, dtype=torch.int32, device=logits.device)
 
-    def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor:
-        """Hidden rows whose logits are wanted ``[v, D]``."""
+    def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor | None:
+        """Hidden rows whose logits are wanted ``[v, D]``; None where there are none.
+
+        A step without upper rows skips the upper half (cache-and-scheduling 4.3).
+        """
         row_of = torch.arange(len(batch.ids))
         try:
             state = self._model.lower(batch)
             row_of = batch.rows_upper
+            if not len(row_of):
+                return None
             return self._model.upper(state, batch)[batch.sample_rows]
         except NonFiniteError as error:
             # An op over something else than rows (the window workspace) cannot name a request.
@@ -76,23 +166,31 @@ class Runner:
                 name = groups[int(group)].request.request_id
             raise LeadlineError(f"{error} (request {name})") from error
 
-    def _draw(self, groups: list[RowGroup], logits: Tensor) -> list[GroupResult]:
-        """One token per group from its row of ``logits`` ``[v, V]``, or an error naming it."""
-        results = []
-        requests = [group.request for group in groups]
-        for group, token in zip(groups, self._sampler.sample(logits, requests), strict=True):
-            if token.token_id < 0:
-                message = (
-                    f"request {group.request.request_id}: no token can be drawn after position "
-                    f"{group.end - 1}: its logits are not finite, or nothing is allowed"
-                )
-                results.append(GroupResult(error=message))
-            else:
-                logprobs = () if token.logprobs is None else (token.logprobs,)
-                results.append(GroupResult(token_ids=(token.token_id,), logprobs=logprobs))
-        return results
-
     def _prompt_logits(self, hidden: Tensor) -> NDArray[np.float32]:
         """Logits of every row, float32 ``[rows, V]`` in host memory."""
         blocks = hidden.split(LOGITS_BLOCK_ROWS)
         return np.concatenate([self._model.logits(rows).float().cpu().numpy() for rows in blocks])
+
+
+@contextmanager
+def _failing_alone(step: StepInFlight) -> Iterator[None]:
+    """Note an exception in the step whose requests it ends."""
+    try:
+        yield
+    except Exception as error:
+        names = ", ".join(group.request.request_id for group in step.plan.groups)
+        logger.exception("a step failed; its requests end: %s", names)
+        step.error = f"the forward pass failed: {type(error).__name__}: {error}"
+
+
+def _fill_unknown_tokens(plan: StepPlan, batch: ForwardBatch, previous: StepInFlight) -> None:
+    """Put the tokens of ``previous`` where groups feed them, on the device (5.9, rule 1)."""
+    rows, sources, end = [], [], 0
+    for group in plan.groups:
+        end += group.num_rows
+        if group.end > len(group.request.tokens):
+            rows.append(end - 1)
+            sources.append(previous.row_of[group.request.request_id])
+    if rows:
+        assert previous.token_ids is not None
+        batch.ids[rows] = previous.token_ids[sources]

@@ -1,88 +1,42 @@
-"""Who runs next, with how many rows: queues, budgets, admission, preemption. No torch.
+"""Who runs next, with how many rows: budgets, admission, preemption. No torch.
 
 A step is planned (``plan``), run by somebody else, and booked (``apply``). Decode rows come first,
-then running prefills, then admissions (cache-and-scheduling 5.2 and 8.4).
+then running prefills, then admissions (cache-and-scheduling 5.2 and 8.4). Steps may be planned
+before earlier ones are booked: then a request's newest token is unknown, and only its place is.
 """
 
 from __future__ import annotations
 
 import bisect
-import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from leadline.cache.manager import CacheManager
+from leadline.cache.manager import CacheManager, Hit
+from leadline.cache.replay import ReplayPolicy, cut_chunk, num_upper_rows
+from leadline.cache.slots import HotSlot
 from leadline.config.engine import SchedulerConfig
-from leadline.core.request import FinishReason, Request, RequestState, TokenLogprobs, TokenOutput
+from leadline.core.request import (
+    FinishReason,
+    Request,
+    RequestState,
+    SnapshotKind,
+    TokenOutput,
+)
 from leadline.engine.metrics import EngineMetrics
+from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
+from leadline.engine.waiting import WaitingQueue
 
-if TYPE_CHECKING:
-    import numpy as np
-
+_NO_HIT = {"num_tokens": 0, "pages": (), "snapshot": None}
 # A request preempted this often is spared while others of its class run (5.4).
 MAX_PREEMPTIONS = 3
-
-
-class RowKind(enum.Enum):
-    """Whether a group's rows belong to a known prompt or continue it."""
-
-    PREFILL = enum.auto()
-    DECODE = enum.auto()
-
-
-@dataclass(slots=True)
-class RowGroup:
-    """One request's rows of a step: positions ``[start, start + num_rows)``.
-
-    Attributes:
-        num_upper: the last rows of the group that run the upper half.
-        num_sampled: the last rows whose logits are wanted; at most ``num_upper``.
-    """
-
-    request: Request
-    kind: RowKind
-    start: int
-    num_rows: int
-    num_upper: int
-    num_sampled: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_rows
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """The row groups of one step, at most one per request."""
-
-    groups: list[RowGroup] = field(default_factory=list)
-    num_rows: int = 0
-    num_prefill_rows: int = 0
-
-
-@dataclass(slots=True)
-class GroupResult:
-    """What a step brought for one group.
-
-    Attributes:
-        token_ids: sampled tokens; none where no row was sampled.
-        logprobs: one per token when the request asked for them.
-        logits: float32 ``[num_rows, V]`` of a prompt-logits group.
-        error: why the request cannot go on.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    logits: np.ndarray | None = None
-    error: str | None = None
 
 
 class Scheduler:
     """Requests from arrival to their end, and the plan of every step.
 
     Attributes:
-        waiting: requests without a slot, next one first.
+        waiting: requests without a slot.
         running: requests with a slot. The order is both that of service and, from the end, that
             of preemption, so a victim is never already part of the plan.
     """
@@ -92,15 +46,23 @@ class Scheduler:
         config: SchedulerConfig,
         cache: CacheManager,
         metrics: EngineMetrics,
+        policy: ReplayPolicy,
         *,
         eos_token_id: int,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._cache = cache
         self._metrics = metrics
+        self._policy = policy
         self._eos_token_id = eos_token_id
+        self._clock = clock
         self._requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
+        self._num_unbooked = 0  # steps planned and not yet applied
+        self._largest_prefill = min(
+            config.max_prefill_rows, config.max_num_batched_tokens - config.max_num_seqs
+        )
+        self.waiting = WaitingQueue(config.priority_aging_seconds)
         self.running: list[Request] = []
 
     def __contains__(self, request_id: str) -> bool:
@@ -113,12 +75,26 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that fits the model and the cache (``RequestLimits`` has checked)."""
         self._requests[request.request_id] = request
-        bisect.insort(self.waiting, request, key=_waiting_order)
+        self.waiting.add(request)
 
     def abort(self, request_id: str) -> TokenOutput | None:
         """End a request now, whatever its state; None for an unknown or finished id."""
         request = self._requests.get(request_id)
         return self._finish(request, FinishReason.ABORT) if request else None
+
+    def expire(self) -> list[TokenOutput]:
+        """End the requests whose deadline has passed."""
+        now = self._clock()
+        late = [r for r in self._requests.values() if r.deadline is not None and r.deadline <= now]
+        return [
+            self._finish(
+                request,
+                FinishReason.ERROR,
+                error=f"request {request.request_id}: its deadline passed after "
+                f"{now - request.arrival:.1f} s",
+            )
+            for request in late
+        ]
 
     def check_integrity(self) -> None:
         """Assert that queues, states and the cache's books agree."""
@@ -133,127 +109,248 @@ class Scheduler:
         assert len(live) == len(self._requests)
         self._cache.check_integrity(live)
 
-    def plan(self) -> StepPlan:
+    # ---- plan -------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
         """The next step: decodes, then running prefills, then admissions (5.2).
 
-        Never empty while there is a request: a decode runs or is preempted, prefills without
-        decodes find the pages that were reserved for them, and with nothing running the first in
-        ``waiting`` fits.
+        Returns:
+            The step; None when a step in flight must be booked first, because a request of it may
+            have to be preempted (5.9). Empty only when nothing can be fed before such a booking.
         """
+        decodes = [r for r in self.running if r.state is RequestState.DECODE and _may_go_on(r)]
+        if self._num_unbooked and self._missing_pages(decodes) > self._cache.num_free_pages:
+            return None
         plan = StepPlan()
-        has_preempted = self._plan_decodes(plan)
-        for request in self.running:
-            if request.state is RequestState.PREFILL:
-                self._plan_prefill(plan, request)
-        if not has_preempted:
+        num_preemptions = self._metrics.counters["num_preemptions"]
+        self._plan_decodes(plan, decodes)
+        for request in self._prefills_in_turn():
+            self._plan_prefill(plan, request)
+        if self._metrics.counters["num_preemptions"] == num_preemptions:
             self._admit(plan)
+        self._num_unbooked += bool(plan.groups)
         return plan
 
-    def _plan_decodes(self, plan: StepPlan) -> bool:
-        """Every decode request gets its rows; the last of ``running`` pays for missing pages.
+    def _missing_pages(self, decodes: list[Request]) -> int:
+        return sum(self._cache.pages_of(r.fed + 1) > len(r.pages) for r in decodes)
 
-        Returns:
-            Whether anything was preempted.
-        """
-        has_preempted = False
-        for request in [r for r in self.running if r.state is RequestState.DECODE]:
-            # Until it has its pages, or is itself the last one.
+    def _plan_decodes(self, plan: StepPlan, decodes: list[Request]) -> None:
+        """Every decode request gets its row; the last of ``running`` pays for missing pages."""
+        for request in decodes:
+            # An earlier one of this pass may have preempted it.
             while request.state is RequestState.DECODE:
-                if self._cache.grow(request, len(request.tokens)):
-                    self._add_rows(plan, request, RowKind.DECODE, len(request.tokens))
+                if self._cache.grow(request, request.fed + 1):
+                    self._add_rows(plan, request, RowKind.DECODE, request.fed + 1)
                     break
                 self._preempt(self.running[-1])
-                has_preempted = True
-        return has_preempted
+
+    def _prefills_in_turn(self) -> list[Request]:
+        """Running prefills; with a threshold they take turns within their class (5.4)."""
+        prefills = [r for r in self.running if r.state is RequestState.PREFILL]
+        if self._config.long_prefill_threshold is not None:
+            prefills.sort(key=lambda r: (r.priority, r.fed / r.prefill_end))
+        return prefills
 
     def _plan_prefill(self, plan: StepPlan, request: Request) -> None:
         """Feed the next chunk, as long as the budgets allow (5.3).
 
         Without pages it waits: then decodes hold what was reserved for it, and they end.
         """
-        end = min(request.prefill_end, request.fed + self._prefill_room(plan))
-        if end > request.fed and self._cache.grow(request, end):
+        end = request.fed + self._chunk(plan, request)
+        if end > request.fed and self._cache.grow(request, max(end, request.cached)):
             self._add_rows(plan, request, RowKind.PREFILL, end)
+
+    def _chunk(self, plan: StepPlan, request: Request) -> int:
+        """Rows of the request's next chunk that this step can take."""
+        room = self._prefill_room(plan)
+        if self._config.long_prefill_threshold is not None:
+            room = min(room, self._config.long_prefill_threshold)
+        num_rows = cut_chunk(
+            fed=request.fed,
+            cached=request.cached,
+            floor_up=request.floor_up,
+            prefill_end=request.prefill_end,
+            room=room,
+            largest=self._largest_prefill,
+        )
+        due = min(self._snapshots_due(request), default=request.prefill_end)
+        return min(num_rows, due - request.fed)
 
     def _prefill_room(self, plan: StepPlan) -> int:
         """Prefill rows that still fit: within T, and within P_max beside decode rows (5.2)."""
         left = self._config.max_num_batched_tokens - plan.num_rows
         if plan.num_rows > plan.num_prefill_rows:
             left = min(left, self._config.max_prefill_rows - plan.num_prefill_rows)
-        return left
+        return max(0, left)
 
     def _add_rows(self, plan: StepPlan, request: Request, kind: RowKind, end: int) -> None:
-        num_rows = end - request.fed
-        if kind is RowKind.DECODE or request.wants_prompt_logits:
+        start, num_rows = request.fed, end - request.fed
+        num_upper = num_upper_rows(start, end, request.floor_up)
+        num_sampled = 0
+        if request.wants_prompt_logits:
             num_sampled = num_rows
-        else:
-            num_sampled = 1 if end == request.prefill_end else 0
-        plan.groups.append(RowGroup(request, kind, request.fed, num_rows, num_rows, num_sampled))
+        elif end >= request.prefill_end:
+            num_sampled = 1
+            request.in_flight += 1
+            request.state = RequestState.DECODE
+        plan.groups.append(
+            RowGroup(request, kind, start, num_rows, num_upper, num_sampled, request.generation)
+        )
         plan.num_rows += num_rows
         if kind is RowKind.PREFILL:
             plan.num_prefill_rows += num_rows
+            replayed = max(0, min(end, request.cached) - start)
+            self._metrics.counters["replayed_tokens"] += replayed
+            self._metrics.counters["computed_tokens"] += num_rows - replayed
+        self._metrics.counters["upper_rows"] += num_upper
+        boundaries = self._snapshots_due(request)
         request.fed = end
+        if end in boundaries:
+            snapshot = self._cache.save_snapshot(request, end, boundaries[end])
+            if snapshot is not None:
+                plan.copies_after.append((request.slot, snapshot))
+
+    def _snapshots_due(self, request: Request) -> dict[int, SnapshotKind]:
+        """Boundaries above ``fed`` at which the slot is saved next; chunks end there (2.8).
+
+        Of a prompt: its last one, where another chain ended, the next of an interval. Of an
+        answer: each, the last of which will be the turn's end.
+        """
+        if not self._cache.takes_snapshots or request.wants_prompt_logits:
+            return {}
+        size = self._cache.page_size
+        if request.state is RequestState.DECODE:
+            return {(request.fed // size + 1) * size: SnapshotKind.TURN_END}
+        boundaries = {}
+        if interval := self._policy.snapshot_interval:
+            step = -(-interval // size) * size
+            boundaries[(request.fed // step + 1) * step] = SnapshotKind.INTERVAL
+        boundaries[request.junction] = SnapshotKind.JUNCTION
+        boundaries[(request.prefill_end - 1) // size * size] = SnapshotKind.PROMPT_END
+        return {b: kind for b, kind in boundaries.items() if request.fed < b < request.prefill_end}
+
+    # ---- admission --------------------------------------------------------------------------
 
     def _admit(self, plan: StepPlan) -> None:
         """Let waiting requests in while slots, pages and the row budget last (5.5).
 
         A request that does not fit may be passed by later ones, but only ``max_bypass`` times.
         """
+        if not self.waiting or self._prefill_room(plan) <= 0:
+            return
         num_prefills = sum(r.state is RequestState.PREFILL for r in self.running)
-        available = self._available_pages()
+        sessions = Counter(r.session_key for r in self.running if r.session_key)
+        reserved = self._reserved_pages()
         passes_left = self._config.max_bypass
         skipped: list[Request] = []
-        for request in tuple(self.waiting):
+        for request in self.waiting.in_order(self._clock(), sessions):
             if (
                 num_prefills == self._config.max_prefills
                 or not self._cache.num_free_slots
                 or self._prefill_room(plan) <= 0
-                or available <= 0
             ):
                 break
-            if self._prefill_pages(request, len(request.tokens)) > available:
-                skipped.append(request)
-                passes_left = min(passes_left, self._config.max_bypass - request.num_bypassed)
-            else:
-                self._start(request)
+            if self._start(plan, request, reserved):
                 self._plan_prefill(plan, request)
-                num_prefills += 1
-                available = self._available_pages()
+                num_prefills += request.state is RequestState.PREFILL
+                reserved = self._reserved_pages()
                 for other in skipped:
                     other.num_bypassed += 1
                 passes_left -= bool(skipped)
+            else:
+                skipped.append(request)
+                passes_left = min(passes_left, self._config.max_bypass - request.num_bypassed)
             if skipped and passes_left <= 0:
                 break
 
-    def _start(self, request: Request) -> None:
-        """Move a waiting request to the running ones, with a slot and no pages yet."""
-        if not request.num_preemptions:
-            self._metrics.counters["prompt_tokens"] += request.num_prompt_tokens
-        self.waiting.remove(request)
-        self._cache.take_slot(request)
-        request.state = RequestState.PREFILL
-        request.prefill_end = len(request.tokens)
-        bisect.insort(self.running, request, key=_running_order)
+    def _start(self, plan: StepPlan, request: Request, reserved: int) -> bool:
+        """Move a waiting request to the running ones, with what the cache knows of it.
 
-    def _prefill_pages(self, request: Request, prefill_end: int) -> int:
-        """Pages a prefill may still take: those of its rows and one to decode into (5.5).
+        Returns:
+            False, with nothing changed, when its pages would not fit beside ``reserved`` ones.
+        """
+        whole = self._whole_prefill(request, len(request.tokens))
+        hot = None if request.wants_prompt_logits else self._cache.lookup_hot(request)
+        if hot is not None:
+            if whole - len(hot.pages) > self._cache.num_free_pages - reserved:
+                return False
+            self._cache.take_hot(request, hot)
+            self._continue_hot(request, hot)
+        else:
+            hit = self._find_hit(request)
+            if whole - len(hit.pages) > self._cache.num_free_pages_beside(hit) - reserved:
+                return False
+            self._cache.admit(request, hit)
+            self._begin_at(request, hit)
+            if hit.snapshot is not None:
+                plan.copies_before.append((hit.snapshot.slot, request.slot))
+        self.waiting.remove(request)
+        request.state = RequestState.PREFILL
+        request.confirmed = request.cached
+        if not request.num_preemptions:
+            self._count_first_admission(request)
+        bisect.insort(self.running, request, key=_running_order)
+        return True
+
+    def _find_hit(self, request: Request) -> Hit:
+        """The cached prefix that the request may use; empty for those who read prompt rows."""
+        limit = 0 if request.wants_prompt_logits else self._policy.hit_limit(len(request.tokens))
+        hit = self._cache.lookup(request, limit)
+        return hit if self._policy.is_worthwhile(hit.num_tokens) else replace(hit, **_NO_HIT)
+
+    def _begin_at(self, request: Request, hit: Hit) -> None:
+        """s and U, and where feeding starts (cache-and-scheduling 3, 4)."""
+        end = request.prefill_end = len(request.tokens)
+        request.cached = request.fed = hit.num_tokens
+        request.junction = hit.num_indexed_tokens
+        if hit.snapshot is None:
+            request.fed = request.floor_lo = self._policy.start(hit.num_tokens)
+            upper_start = request.floor_lo
+        else:
+            request.floor_lo = hit.snapshot.floor_lo
+            # The saved window of the upper layers goes on where they had run before the boundary.
+            upper_start = min(hit.snapshot.floor_up, hit.num_tokens)
+        request.floor_up = self._policy.upper_floor(upper_start, end)
+        if request.wants_prompt_logits:
+            request.floor_up = request.floor_lo
+
+    def _continue_hot(self, request: Request, hot: HotSlot) -> None:
+        """Go on after the tokens of a slot that is still there; nothing is replayed (4.6)."""
+        end = request.prefill_end = len(request.tokens)
+        request.cached = request.fed = len(hot.tokens)
+        request.floor_lo, request.floor_up = hot.floor_lo, hot.floor_up
+        trimmed = self._policy.upper_floor(0, end)
+        if trimmed > request.fed:  # the new rows alone fill the window
+            request.floor_up = trimmed
+
+    def _count_first_admission(self, request: Request) -> None:
+        replayed = max(0, request.cached - request.fed)
+        request.num_cached_tokens = min(request.cached, request.num_prompt_tokens - 1)
+        request.num_replayed_tokens = replayed
+        self._metrics.counters["prompt_tokens"] += request.num_prompt_tokens
+        self._metrics.counters["prefix_cache_queries"] += request.num_prompt_tokens
+        self._metrics.counters["prefix_cache_hits"] += request.cached
+        self._metrics.counters["prompt_tokens_cached"] += request.num_cached_tokens
+
+    def _whole_prefill(self, request: Request, prefill_end: int) -> int:
+        """Pages of a prefill: those of its rows and one to decode into (5.5).
 
         Never more than the request can use in its whole life: by the same formula it was found
         feasible at arrival, so it cannot wait for pages that do not exist.
         """
-        whole = min(
-            self._cache.pages_of(prefill_end) + 1, self._cache.pages_of(max_positions(request))
-        )
-        return whole - len(request.pages)
+        pages_of = self._cache.pages_of
+        return min(pages_of(prefill_end) + 1, pages_of(max_positions(request)))
 
-    def _available_pages(self) -> int:
-        """Free pages that nobody counts on: not running prefills, not growing decodes (5.5)."""
+    def _reserved_pages(self) -> int:
+        """Pages that somebody counts on: running prefills and growing decodes (5.5)."""
         prefills = [r for r in self.running if r.state is RequestState.PREFILL]
-        reserved = sum(self._prefill_pages(r, r.prefill_end) for r in prefills)
+        reserved = sum(
+            max(0, self._whole_prefill(r, r.prefill_end) - len(r.pages)) for r in prefills
+        )
         if self.running:
             num_decodes = len(self.running) - len(prefills)
             reserved += max(self._cache.num_pages // 100, min(num_decodes, 64))
-        return self._cache.num_free_pages - reserved
+        return reserved
 
     def _preempt(self, request: Request) -> None:
         """Take everything from a running request; it is computed again later (5.7).
@@ -261,34 +358,44 @@ class Scheduler:
         It waits in front of its class and nobody passes it, or the pages it gave up would go
         to a newcomer and be taken again.
         """
+        assert not request.in_flight, "a step in flight is booked before its request is preempted"
         self.running.remove(request)
         self._cache.release(request)
         request.state = RequestState.WAITING
-        request.fed = request.prefill_end = 0
+        request.fed = request.confirmed = request.cached = request.prefill_end = 0
+        request.floor_lo = request.floor_up = 0
+        request.generation += 1
         request.num_preemptions += 1
         request.num_bypassed = self._config.max_bypass
         self._metrics.counters["num_preemptions"] += 1
-        bisect.insort(self.waiting, request, key=_waiting_order)
+        self.waiting.add(request)
+
+    # ---- apply ------------------------------------------------------------------------------
 
     def apply(self, plan: StepPlan, results: Sequence[GroupResult]) -> list[TokenOutput]:
-        """Book a step: append tokens, end what has ended, say what is new.
+        """Book a step: append tokens, index full pages, end what has ended, say what is new.
 
         Args:
-            plan: the step that ran.
+            plan: the oldest step that is not booked yet.
             results: one per group of the plan, in its order.
         """
+        self._num_unbooked -= 1
         self._metrics.counters["steps"] += 1
-        self._metrics.counters["computed_tokens"] += plan.num_prefill_rows
         outputs = []
         for group, result in zip(plan.groups, results, strict=True):
+            if group.is_stale:
+                continue
             request = group.request
+            request.confirmed = max(request.confirmed, group.end)
             if result.error is not None:
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
-            elif request.wants_prompt_logits:
+                continue
+            self._cache.commit(request, request.confirmed)
+            if request.wants_prompt_logits:
                 if group.end == request.prefill_end:
                     outputs.append(self._finish(request, FinishReason.LENGTH))
             elif result.token_ids:
-                request.state = RequestState.DECODE
+                request.in_flight -= 1
                 outputs.append(self._append(request, result))
         return outputs
 
@@ -306,31 +413,36 @@ class Scheduler:
                     logprobs=result.logprobs[:number],
                     stop_token_id=stop_token_id,
                 )
-        return TokenOutput(request.request_id, result.token_ids, result.logprobs)
+        return self._output(request, token_ids=result.token_ids, logprobs=result.logprobs)
 
     def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        stop_token_id: int | None = None,
-        error: str | None = None,
+        self, request: Request, reason: FinishReason, *, error: str | None = None, **said: object
     ) -> TokenOutput:
         """Forget a request, take back its memory, and make its last output."""
-        (self.waiting if request.state is RequestState.WAITING else self.running).remove(request)
+        if request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
         del self._requests[request.request_id]
-        self._cache.release(request)
+        if not (self._may_stay_hot(request, reason) and self._cache.keep_hot(request)):
+            self._cache.release(request)
         request.state = RequestState.FINISHED
+        request.generation += 1
         self._metrics.finished[reason.value] += 1
+        return self._output(request, finish_reason=reason, error=error, **said)
+
+    @staticmethod
+    def _may_stay_hot(request: Request, reason: FinishReason) -> bool:
+        ended_well = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return ended_well and not request.wants_prompt_logits
+
+    @staticmethod
+    def _output(request: Request, **said: object) -> TokenOutput:
         return TokenOutput(
             request.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            error=error,
+            num_cached_tokens=request.num_cached_tokens,
+            num_replayed_tokens=request.num_replayed_tokens,
+            **said,  # type: ignore[arg-type]
         )
 
 
@@ -358,9 +470,9 @@ def ending(request: Request, eos_token_id: int) -> tuple[FinishReason | None, in
     return None, None
 
 
-def _waiting_order(request: Request) -> tuple[int, bool, float]:
-    """By class; preempted requests at its front; then by arrival (5.4)."""
-    return request.priority, not request.num_preemptions, request.arrival
+def _may_go_on(request: Request) -> bool:
+    """Whether another token is wanted, as far as the steps in flight let us know."""
+    return request.num_output_tokens + request.in_flight < request.sampling.max_tokens
 
 
 def _running_order(request: Request) -> tuple[int, bool, float]:
