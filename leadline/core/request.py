@@ -140,6 +140,7 @@ class EngineRequest:
         prompt_token_ids: at least one id, each below the vocabulary size.
         priority: smaller runs earlier.
         session_key: affinity and fairness key, or None.
+        cache_salt: only requests of the same salt share cached prefixes.
     """
 
     request_id: str
@@ -147,6 +148,7 @@ class EngineRequest:
     sampling: SamplingParams
     priority: int = 0
     session_key: str | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,33 @@ class RequestState(enum.Enum):
     FINISHED = enum.auto()
 
 
+class SnapshotKind(enum.Enum):
+    """Why a snapshot is taken (cache-and-scheduling 2.8)."""
+
+    INTERVAL = enum.auto()
+    JUNCTION = enum.auto()
+    PROMPT_END = enum.auto()
+    TURN_END = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A saved slot: the private state of a request at a page boundary (cache-and-scheduling 1.3).
+
+    Attributes:
+        slot: the row of the slot tensors that holds it, beyond the rows of requests.
+        boundary: the tokens that it stands behind, whole pages.
+        floor_lo: first position that has window KV in the lower layers.
+        floor_up: the same for the upper layers.
+    """
+
+    slot: int
+    boundary: int
+    floor_lo: int
+    floor_up: int
+    kind: SnapshotKind
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A live request inside the engine (cache-and-scheduling 8.2).
@@ -210,6 +239,12 @@ class Request:
         num_bypassed: times that later requests were admitted past this waiting one.
         seed: of its random draws, the client's or one that the engine drew.
         wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
+        cache_salt: only requests of the same salt share cached prefixes.
+        page_extras: page index -> hashes and offsets of the images in it.
+        digests: chained digests of the first full pages of ``tokens``; grown when needed.
+        digest_root: what the chain starts from; empty until it is known.
+        committed: pages of ``pages`` that are full, confirmed and known to the prefix index.
+        pending_snapshots: taken, but not attached to a page of the prefix index yet.
     """
 
     request_id: str
@@ -231,6 +266,12 @@ class Request:
     num_preemptions: int = 0
     num_bypassed: int = 0
     seed: int = 0
+    cache_salt: str | None = None
+    page_extras: Mapping[int, bytes] = field(default_factory=dict)
+    digests: list[bytes] = field(default_factory=list)
+    digest_root: bytes = b""
+    committed: int = 0
+    pending_snapshots: list[Snapshot] = field(default_factory=list)
 
     @property
     def num_output_tokens(self) -> int:
