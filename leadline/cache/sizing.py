@@ -14,15 +14,22 @@ class CacheSize:
 
     Attributes:
         page_size: token positions of a page.
+        num_snapshots: rows of the slot tensors behind ``num_slots``, for saved slots.
     """
 
     num_pages: int
     num_slots: int
     page_size: int
+    num_snapshots: int = 0
+
+    @property
+    def num_slot_rows(self) -> int:
+        """Rows of the slot tensors: slots, then snapshots."""
+        return self.num_slots + self.num_snapshots
 
     def num_bytes(self, layout: CacheLayout) -> int:
-        """Bytes of every page and slot together."""
-        return self.num_pages * layout.page_bytes + self.num_slots * layout.slot_bytes
+        """Bytes of every page, slot and snapshot together."""
+        return self.num_pages * layout.page_bytes + self.num_slot_rows * layout.slot_bytes
 
 
 def pages_of(num_tokens: int, page_size: int) -> int:
@@ -40,12 +47,18 @@ def longest_model_len(layout: CacheLayout, budget_bytes: int) -> int:
 
 
 def size_cache(
-    layout: CacheLayout, *, budget_bytes: int, max_num_seqs: int, max_model_len: int
+    layout: CacheLayout,
+    *,
+    budget_bytes: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    snapshot_memory_fraction: float = 0.0,
 ) -> CacheSize:
-    """Split a budget: one request of ``max_model_len`` always fits, then slots, then pages.
+    """Split a budget: one request of ``max_model_len`` always fits, then snapshots, slots, pages.
 
-    Slots beyond the first take at most half of what that one request leaves, so that a short
-    budget gives few requests with room rather than many without.
+    Slots beyond the first take at most half of what that one request and the snapshots leave, so
+    that a short budget gives few requests with room rather than many without. Snapshots take
+    ``snapshot_memory_fraction`` of what the one request leaves: 0 where hits need none.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` tokens fits.
@@ -66,6 +79,9 @@ def size_cache(
             "gpu_memory_utilization)"
         )
     spare = budget_bytes - minimum.num_bytes(layout)
+    num_snapshots = int(snapshot_memory_fraction * spare) // layout.slot_bytes
+    spare -= num_snapshots * layout.slot_bytes
     num_slots = 2 + min(max_num_seqs - 1, spare // 2 // layout.slot_bytes)
-    num_pages = (budget_bytes - num_slots * layout.slot_bytes) // layout.page_bytes
-    return CacheSize(num_pages, num_slots, layout.page_size)
+    num_rows = num_slots + num_snapshots
+    num_pages = (budget_bytes - num_rows * layout.slot_bytes) // layout.page_bytes
+    return CacheSize(num_pages, num_slots, layout.page_size, num_snapshots)

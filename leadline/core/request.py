@@ -140,7 +140,7 @@ class EngineRequest:
         prompt_token_ids: at least one id, each below the vocabulary size.
         priority: smaller runs earlier.
         session_key: affinity and fairness key, or None.
-        cache_salt: prompts of different salts share no cached page.
+        cache_salt: only requests of the same salt share cached prefixes.
         timeout_seconds: the request fails when it has not ended this long after its arrival.
     """
 
@@ -198,6 +198,33 @@ class RequestState(enum.Enum):
     FINISHED = enum.auto()
 
 
+class SnapshotKind(enum.Enum):
+    """Why a snapshot is taken (cache-and-scheduling 2.8)."""
+
+    INTERVAL = enum.auto()
+    JUNCTION = enum.auto()
+    PROMPT_END = enum.auto()
+    TURN_END = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A saved slot: the private state of a request at a page boundary (cache-and-scheduling 1.3).
+
+    Attributes:
+        slot: the row of the slot tensors that holds it, beyond the rows of requests.
+        boundary: the tokens that it stands behind, whole pages.
+        floor_lo: first position that has window KV in the lower layers.
+        floor_up: the same for the upper layers.
+    """
+
+    slot: int
+    boundary: int
+    floor_lo: int
+    floor_up: int
+    kind: SnapshotKind
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A live request inside the engine (cache-and-scheduling 8.2).
@@ -221,6 +248,12 @@ class Request:
         num_bypassed: times that later requests were admitted past this waiting one.
         seed: of its random draws, the client's or one that the engine drew.
         wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
+        cache_salt: only requests of the same salt share cached prefixes.
+        page_extras: page index -> hashes and offsets of the images in it.
+        digests: chained digests of the first full pages of ``tokens``; grown when needed.
+        digest_root: what the chain starts from; empty until it is known.
+        committed: pages of ``pages`` that are full, confirmed and known to the prefix index.
+        pending_snapshots: taken, but not attached to a page of the prefix index yet.
     """
 
     request_id: str
@@ -245,11 +278,16 @@ class Request:
     junction: int = 0
     num_cached_tokens: int = 0
     num_replayed_tokens: int = 0
-    cache_salt: str | None = None
     deadline: float | None = None
     num_preemptions: int = 0
     num_bypassed: int = 0
     seed: int = 0
+    cache_salt: str | None = None
+    page_extras: Mapping[int, bytes] = field(default_factory=dict)
+    digests: list[bytes] = field(default_factory=list)
+    digest_root: bytes = b""
+    committed: int = 0
+    pending_snapshots: list[Snapshot] = field(default_factory=list)
 
     @property
     def num_output_tokens(self) -> int:

@@ -279,7 +279,7 @@ class Engine:
             num_free_slots=self._cache.num_free_slots,
             page_size=self._cache.page_size,
             max_model_len=self.limits.max_model_len,
-            counters=dict(self.metrics.counters),
+            counters={**self.metrics.counters, "evicted_pages": self._cache.num_evicted_pages},
             finished=dict(self.metrics.finished),
             step_seconds=dict(self.metrics.step_seconds),
         )

@@ -18,7 +18,6 @@ COUNTERS = (
     "prompt_tokens_cached",  # of ``prompt_tokens``, as usage reports them
     "prefix_cache_queries",  # prompt tokens looked up at first admissions
     "prefix_cache_hits",  # of these, tokens found
-    "evicted_pages",
     "num_preemptions",
     "steps",
 )

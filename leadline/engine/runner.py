@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.core.errors import LeadlineError
+from leadline.core.request import Request
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
@@ -129,7 +130,7 @@ class Runner:
         with _failing_alone(step), self._metrics.timed("sample"):
             step.is_sampled = True
             ends = list(accumulate(group.num_sampled for group in step.plan.groups))
-            drawn = []
+            drawn: list[tuple[int, Request]] = []
             for end, group in zip(ends, step.plan.groups, strict=True):
                 name = group.request.request_id
                 if group.is_stale or not group.num_sampled:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from leadline.cache.manager import CacheManager, Hit
 from leadline.cache.replay import ReplayPolicy, cut_chunk, num_upper_rows
@@ -27,7 +26,6 @@ from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.waiting import WaitingQueue
 
-_NO_HIT = {"num_tokens": 0, "pages": (), "snapshot": None}
 # A request preempted this often is spared while others of its class run (5.4).
 MAX_PREEMPTIONS = 3
 
@@ -278,7 +276,9 @@ class Scheduler:
             self._continue_hot(request, hot)
         else:
             hit = self._find_hit(request)
-            if whole - len(hit.pages) > self._cache.num_free_pages_beside(hit) - reserved:
+            pinned = self._cache.num_free_pages - self._cache.num_free_pages_beside(hit)
+            needed = whole - len(hit.pages) + pinned + reserved
+            if needed > self._cache.num_free_pages and not self._cache.drop_hot(num_pages=needed):
                 return False
             self._cache.admit(request, hit)
             self._begin_at(request, hit)
@@ -296,7 +296,7 @@ class Scheduler:
         """The cached prefix that the request may use; empty for those who read prompt rows."""
         limit = 0 if request.wants_prompt_logits else self._policy.hit_limit(len(request.tokens))
         hit = self._cache.lookup(request, limit)
-        return hit if self._policy.is_worthwhile(hit.num_tokens) else replace(hit, **_NO_HIT)
+        return hit if self._policy.is_worthwhile(hit.num_tokens) else _none_of(hit)
 
     def _begin_at(self, request: Request, hit: Hit) -> None:
         """s and U, and where feeding starts (cache-and-scheduling 3, 4)."""
@@ -362,6 +362,7 @@ class Scheduler:
         self.running.remove(request)
         self._cache.release(request)
         request.state = RequestState.WAITING
+        request.junction = 0
         request.fed = request.confirmed = request.cached = request.prefill_end = 0
         request.floor_lo = request.floor_up = 0
         request.generation += 1
@@ -424,7 +425,8 @@ class Scheduler:
         else:
             self.running.remove(request)
         del self._requests[request.request_id]
-        if not (self._may_stay_hot(request, reason) and self._cache.keep_hot(request)):
+        stays_hot = self._may_stay_hot(request, reason)
+        if not (stays_hot and self._cache.keep_hot(request, request.confirmed)):
             self._cache.release(request)
         request.state = RequestState.FINISHED
         request.generation += 1
@@ -444,6 +446,11 @@ class Scheduler:
             num_replayed_tokens=request.num_replayed_tokens,
             **said,  # type: ignore[arg-type]
         )
+
+
+def _none_of(hit: Hit) -> Hit:
+    """A miss that still says where the cached prefix ends."""
+    return Hit(num_indexed_tokens=hit.num_indexed_tokens)
 
 
 def max_positions(request: Request) -> int:
