@@ -132,8 +132,13 @@ class CacheModel:
         assert self.cache.num_free_pages_beside(hit) == len(available)
         return hit
 
-    def step(self, which: int, num_rows: int, num_drafts: int, token: int, kind: int) -> None:
-        """Feed rows, sample when the text is used up, let drafts write garbage behind it."""
+    def step(
+        self, which: int, num_rows: int, num_drafts: int, token: int, kind: int, *, lags: bool
+    ) -> None:
+        """Feed rows, sample when the text is used up, let drafts write garbage behind it.
+
+        A step that lags is confirmed by a later one only.
+        """
         live = self.running[which % len(self.running)]
         request = live.request
         end = min(request.fed + num_rows, len(request.tokens))
@@ -149,7 +154,8 @@ class CacheModel:
         if self._grow(live, end + num_drafts):
             for position in range(end, end + num_drafts):
                 self._write(live, position, (None, -1, (token, position)))
-        self._commit(live)
+        if not lags:
+            self._commit(live)
         if end == len(request.tokens):
             request.tokens.append(token)
 

@@ -46,9 +46,12 @@ class CacheAgainstModel(RuleBasedStateMachine):
         num_drafts=st.integers(0, 4),
         token=st.integers(0, 1),
         kind=st.integers(0, 4),
+        lags=st.booleans(),
     )
-    def step(self, which: int, num_rows: int, num_drafts: int, token: int, kind: int) -> None:
-        self.model.step(which, num_rows, num_drafts, token, kind)
+    def step(
+        self, which: int, num_rows: int, num_drafts: int, token: int, kind: int, lags: bool
+    ) -> None:
+        self.model.step(which, num_rows, num_drafts, token, kind, lags=lags)
 
     @precondition(lambda self: self.model.running)
     @rule(which=COUNT)
@@ -83,7 +86,7 @@ TestCacheAgainstModel.settings = settings(max_examples=100, stateful_step_count=
 
 
 def run_trace(seed: int) -> Counter[str]:
-    """A hundred operations, mostly steps and admissions; says what they have reached."""
+    """Sixty operations, mostly steps and admissions; says what they have reached."""
     draw = random.Random(seed)
     model = CacheModel(
         num_pages=draw.randint(4, 12),
@@ -91,7 +94,7 @@ def run_trace(seed: int) -> Counter[str]:
         exact=draw.random() < 0.5,
         hot_slots=draw.choice([0, 0, 1, 2]),
     )
-    for _ in range(100):
+    for _ in range(60):
         which, chance = draw.randrange(8), draw.random()
         if chance < 0.25 or not (model.waiting or model.running):
             new = [draw.randrange(2) for _ in range(draw.randint(1, 6))]
@@ -102,10 +105,11 @@ def run_trace(seed: int) -> Counter[str]:
         elif model.running and chance < 0.85:
             model.step(
                 which,
-                draw.choice([1, 2, 4, 4, 9]),
-                draw.randint(0, 4),
-                draw.randrange(2),
-                draw.randrange(5),
+                num_rows=draw.choice([1, 2, 4, 4, 9]),
+                num_drafts=draw.randint(0, 4),
+                token=draw.randrange(2),
+                kind=draw.randrange(5),
+                lags=draw.random() < 0.3,
             )
         elif model.running and chance < 0.95:
             model.finish(which)
@@ -124,6 +128,6 @@ def run_trace(seed: int) -> Counter[str]:
 def test_random_traces(first: int) -> None:
     seen = sum((run_trace(seed) for seed in range(first, first + 500)), Counter[str]())
     rare = {
-        what for what in ("hit", "hot", "snapshot", "eviction", "preemption") if seen[what] < 99
+        what for what in ("hit", "hot", "snapshot", "eviction", "preemption") if seen[what] < 50
     }
     assert not rare, f"traces hardly reach {rare}: {seen}"
