@@ -147,7 +147,8 @@ class CacheManager:
 
     def num_free_pages_beside(self, hit: Hit) -> int:
         """Free pages that are left once the hit's own are pinned (5.5)."""
-        return self.num_free_pages - sum(not self._pages.num_holders(page) for page in hit.pages)
+        kept = self._pages.kept
+        return self.num_free_pages - sum(page in kept for page in hit.pages)
 
     def admit(self, request: Request, hit: Hit) -> None:
         """Pin the pages of a hit for the request and give it a slot.

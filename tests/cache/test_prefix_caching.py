@@ -210,6 +210,7 @@ def test_vllm_32802_a_released_chain_loses_its_deepest_page_first() -> None:
         assert cache.grow(request, request.fed)
         assert found(cache, chain) == num_left * PAGE_SIZE
         cache.release(request)
+    assert cache.num_evicted_pages == 4
 
 
 # Identity.
@@ -393,6 +394,35 @@ def test_a_boundary_that_has_a_snapshot_gets_no_second_one() -> None:
     request = make_request(range(300))
     start(cache, request, 299)
     assert cache.save_snapshot(request, 256, SnapshotKind.PROMPT_END) is None
+
+
+@pytest.mark.parametrize("again", ["hit", "saved"])
+def test_a_snapshot_that_is_wanted_again_outlives_newer_ones(again: str) -> None:
+    cache = make_cache(exact=True, num_snapshots=2)
+    serve(cache, [1] * 300)
+    serve(cache, [2] * 300)
+    request = make_request([1] * 300)
+    hit = cache.lookup(request, 299)
+    if again == "hit":
+        cache.admit(request, hit)
+    else:
+        cache.save_snapshot(request, 256, SnapshotKind.PROMPT_END)
+    cache.release(request)
+    serve(cache, [3] * 300)
+    assert [found(cache, [n] * 300) for n in (1, 2, 3)] == [256, 0, 256]
+
+
+def test_a_long_answer_leaves_one_snapshot_behind() -> None:
+    cache = make_cache(exact=True)
+    request = make_request(range(4 * PAGE_SIZE))
+    start(cache, request)
+    for boundary in range(PAGE_SIZE, 4 * PAGE_SIZE, PAGE_SIZE):
+        cache.save_snapshot(request, boundary, SnapshotKind.TURN_END)
+        cache.commit(request, boundary + 1)
+        assert cache.num_snapshots == 0
+    cache.release(request)
+    assert cache.num_snapshots == 1
+    assert found(cache, range(4 * PAGE_SIZE)) == 3 * PAGE_SIZE
 
 
 # Hot slots.
