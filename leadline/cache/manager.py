@@ -133,9 +133,9 @@ class CacheManager:
         Nothing changes but the request's digests: pages are pinned by ``admit``.
         """
         assert not request.pages, f"request {request.request_id} is looked up while it has pages"
+        self._start_chain(request)
         if not self._enable_prefix_caching:
             return Hit()
-        self._start_chain(request)
         num_pages = num_full_pages(cap, self.page_size)
         self._extend_digests(request, num_pages)
         pages = self._index.match(request.digests, num_pages)
@@ -152,7 +152,8 @@ class CacheManager:
 
     def num_free_pages_beside(self, hit: Hit) -> int:
         """Free pages that are left once the hit's own are pinned (5.5)."""
-        return self.num_free_pages - sum(not self._pages.num_holders(page) for page in hit.pages)
+        kept = self._pages.kept
+        return self.num_free_pages - sum(page in kept for page in hit.pages)
 
     def admit(self, request: Request, hit: Hit) -> None:
         """Pin the pages of a hit for the request and give it a slot.
@@ -283,9 +284,11 @@ class CacheManager:
         The slot holds the state of its first ``confirmed`` tokens, all of them accepted.
 
         Returns:
-            False when hot slots are off or the request has no session; then release it.
+            False when hot slots are off, the request has no session, or the cache was reset since
+            it was looked up; then release it.
         """
-        if not self._hot.capacity or request.session_key is None:
+        is_stale = request.digest_root != self._request_root(request)
+        if not self._hot.capacity or request.session_key is None or is_stale:
             return False
         if (older := self._hot.pop(request)) is not None:
             self._release_hot(older)
@@ -317,6 +320,7 @@ class CacheManager:
         taken = self._hot.pop(request)
         assert taken is hot, f"request {request.request_id} takes a hot slot of somebody else"
         self._start_chain(request)
+        self._extend_digests(request, hot.committed)
         request.slot, request.pages, request.committed = hot.slot, hot.pages, hot.committed
 
     def drop_hot(self, *, num_pages: int) -> bool:
@@ -334,10 +338,13 @@ class CacheManager:
 
     # Pages and digests.
 
+    def _request_root(self, request: Request) -> bytes:
+        salt = request.cache_salt
+        return self._root if salt is None else root_digest(self._root, salt)
+
     def _start_chain(self, request: Request) -> None:
         """Set the root of a request's digests; old ones go when the cache was reset meanwhile."""
-        salt = request.cache_salt
-        root = self._root if salt is None else root_digest(self._root, salt)
+        root = self._request_root(request)
         if request.digest_root != root:
             request.digest_root = root
             request.digests.clear()
