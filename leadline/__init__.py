@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from leadline.core.version import __version__
+
+# OpenMP threads that spin while they wait slow down whatever shares their cores, other threads of
+# this program first of all. Torch's OpenMP reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from leadline.core.request import SamplingParams

@@ -24,7 +24,6 @@ from leadline.core.errors import ConfigError, LeadlineError
 
 if TYPE_CHECKING:
     from leadline.engine.async_engine import AsyncEngine
-    from leadline.engine.engine import Engine
     from leadline.text.tokenizer import Tokenizer
     from leadline.tools.chat import ChatOptions
     from leadline.tools.generate import GenerateOptions
@@ -37,9 +36,9 @@ usage: leadline COMMAND ...
   serve [MODEL]       OpenAI-compatible HTTP server
   chat [MODEL]        chat in the terminal
   generate PROMPT     complete a text; - reads it from standard input
-  inspect MODEL       layers, parameters, cache bytes, what fits in a memory
+  inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
 
-Without MODEL a small bundled one is used: random weights, for trying things out.
+Without MODEL the small one that comes with the package is used.
 `leadline COMMAND --help` lists flags; `leadline --version` prints the version.
 """
 
@@ -69,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             raise ConfigError(f"unknown command {command!r}{closest(command, COMMANDS)}")
     except LeadlineError as error:
-        print(f"leadline: error: {error}", file=sys.stderr)
+        message = " ".join(str(error).split())  # some libraries' messages are paragraphs
+        print(f"leadline: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -82,7 +82,9 @@ def serve(argv: Sequence[str]) -> None:
         "leadline serve", "[MODEL]", "Serve a model over HTTP.", [EngineConfig, ServerConfig]
     )
     parser.add_argument("--print-config", action="store_true", help="print all settings and exit")
-    _log_to_stderr()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     values, positionals = parser.parse(argv, os.environ)
     engine_config = _engine_config(values, positionals)
     server_config = from_values(ServerConfig, values)
@@ -93,6 +95,8 @@ def serve(argv: Sequence[str]) -> None:
 
     import uvloop
 
+    # While the model loads, SIGTERM ends things as Ctrl-C does: the engine process too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Before the model loads: a port that is taken should not cost minutes.
     with _bind(server_config.host, server_config.port) as listener:
         uvloop.run(_serve(engine_config, server_config, listener))
@@ -107,7 +111,7 @@ async def _serve(
     from leadline.serving.context import ModelInfo
 
     tokenizer = _load_tokenizer(engine_config)
-    async with _engine(engine_config, factory="leadline.cli:build_logging_engine") as engine:
+    async with _engine(engine_config) as engine:
         model = engine_config.model
         model_info = ModelInfo(
             root=Path(model).resolve().name if Path(model).is_dir() else model,
@@ -138,14 +142,6 @@ async def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         await server.serve(sockets=[listener])
-
-
-def build_logging_engine(config: EngineConfig) -> Engine:
-    """``engine.launch.build_engine`` in a process of its own, which has to log by itself."""
-    from leadline.engine.launch import build_engine
-
-    _log_to_stderr()
-    return build_engine(config)
 
 
 def chat(argv: Sequence[str]) -> None:
@@ -255,11 +251,11 @@ def _load_tokenizer(config: EngineConfig) -> Tokenizer:
 
 
 @asynccontextmanager
-async def _engine(config: EngineConfig, **options: str) -> AsyncIterator[AsyncEngine]:
+async def _engine(config: EngineConfig) -> AsyncIterator[AsyncEngine]:
     """An engine process for as long as the block runs."""
     from leadline.engine.async_engine import AsyncEngine
 
-    engine = await AsyncEngine.start(config, **options)
+    engine = await AsyncEngine.start(config)
     try:
         yield engine
     finally:
@@ -288,9 +284,3 @@ def _bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
         ) from error
     return listener
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )

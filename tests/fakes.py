@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.manager import CacheManager
 from leadline.cache.sizing import CacheSize
 from leadline.config.engine import EngineConfig, SchedulerConfig
@@ -65,8 +64,8 @@ class FakeModel:
     reached: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = torch.full((self.size.num_pages, PAGE_SIZE), -1)
-        self.positions = torch.full((self.size.num_pages, PAGE_SIZE), -1)
+        self.ids = torch.full((self.size.num_pages, self.size.page_size), -1)
+        self.positions = torch.full((self.size.num_pages, self.size.page_size), -1)
         self.reached = [0] * self.size.num_slots
 
     def bind_cache(self, cache: CacheFields) -> None:
@@ -95,9 +94,10 @@ class FakeModel:
         assert start in (0, self.reached[slot]), "a chunk does not continue its slot's request"
         self.reached[slot] = end
         pages = batch.page_table[g].long()
-        assert (pages[pos // PAGE_SIZE] > 0).all(), "a live row in the null page"
-        self.ids[pages[pos // PAGE_SIZE], pos % PAGE_SIZE] = batch.ids[rows].long()
-        self.positions[pages[pos // PAGE_SIZE], pos % PAGE_SIZE] = pos
+        page, place = pages[pos // self.size.page_size], pos % self.size.page_size
+        assert (page > 0).all(), "a live row in the null page"
+        self.ids[page, place] = batch.ids[rows].long()
+        self.positions[page, place] = pos
         ids = self.ids[pages].flatten()[:end]
         tags = self.positions[pages].flatten()[:end]
         assert torch.equal(tags, torch.arange(end)), "a page was changed by somebody else"
@@ -131,7 +131,7 @@ def fake_engine(
     **config: int,
 ) -> Engine:
     """A real engine around ``FakeModel``; ``config`` changes the scheduler's budgets."""
-    size = CacheSize(num_pages=num_pages, num_slots=num_slots)
+    size = CacheSize(num_pages=num_pages, num_slots=num_slots, page_size=256)
     budgets = {"max_num_seqs": num_slots - 1, "max_num_batched_tokens": 512} | config
     return Engine(
         FakeModel(size, poison=poison, fail_on=fail_on),

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from leadline.cache.layout import PAGE_SIZE, cache_layout
+from leadline.cache.layout import cache_layout
 from leadline.cache.pool import CachePool
 from leadline.config.model import ModelConfig, load_model_config
 from leadline.models.batch import ForwardBatch
@@ -48,7 +48,7 @@ class Stepper:
     sequences: list[Sequence] = field(default_factory=list)
 
     def start(self, tokens: list[int], *, max_len: int | None = None) -> Sequence:
-        count = math.ceil((max_len or len(tokens) + 64) / PAGE_SIZE)
+        count = math.ceil((max_len or len(tokens) + 64) / self.pool.layout.page_size)
         pages = list(range(self.next_page, self.next_page + count))
         self.next_page += count
         sequence = Sequence(list(tokens), len(self.sequences) + 1, pages)
@@ -119,6 +119,7 @@ def make_stepper(
     *,
     dtype: torch.dtype = torch.float32,
     kv_cache_dtype: str = "auto",
+    block_size: int = 256,
     quantize_activations: bool = True,
     exact_rounding: bool = True,
     num_pages: int = 64,
@@ -143,7 +144,7 @@ def make_stepper(
     )
     model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)
     source.finish()
-    layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype)
+    layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size)
     pool = CachePool(
         layout, num_pages=num_pages, num_slots=num_slots, wide=params.wide, device=device
     )

@@ -1,18 +1,21 @@
 """What cache memory looks like: records, pages and slots, in integers only.
 
-A page holds 256 token positions of everything that lasts; a slot holds what one running request
-needs and nobody else (design.md, cache-and-scheduling 1.3). Packed bytes are the only storage.
+A page holds 256 token positions (``--block-size``) of everything that lasts; a slot holds what one
+running request needs and nobody else (cache-and-scheduling 1.3). Packed bytes are the only storage.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass
 
 from leadline.config.model import ModelConfig
 from leadline.core.errors import ConfigError
 from leadline.kernels.records import Record
 
-PAGE_SIZE = 256
+logger = logging.getLogger(__name__)
+
 # Rows of an open-group ring: (ratio - 1) + the longest step's rows, rounded up (1.3 and 1.4).
 COMPRESSOR_RING_ROWS = 8
 
@@ -33,16 +36,13 @@ class Owner:
     layer: int
     ratio: int
 
-    @property
-    def entries_per_page(self) -> int:
-        return PAGE_SIZE // self.ratio
-
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
     """Sizes of every cache tensor of one model.
 
     Attributes:
+        page_size: token positions of a page.
         owners: KV sources, ascending by layer.
         head_dim: channels of a window or compressed row.
         index_head_dim: channels of an index key.
@@ -51,6 +51,7 @@ class CacheLayout:
         window_layers: layers (draft stages included) that own a window ring.
     """
 
+    page_size: int
     owners: tuple[Owner, ...]
     head_dim: int
     index_head_dim: int
@@ -61,17 +62,21 @@ class CacheLayout:
     kv_record: Record
     index_record: Record
 
+    def entries_per_page(self, owner: Owner) -> int:
+        """Compressed entries, and as many index keys, that a page holds for ``owner``."""
+        return self.page_size // owner.ratio
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all owners: 227,840 for V4.1-Flash with ``auto`` records."""
         record = self.kv_record.num_bytes(self.head_dim)
         record += self.index_record.num_bytes(self.index_head_dim)
-        return sum(owner.entries_per_page * record for owner in self.owners)
+        return sum(self.entries_per_page(owner) * record for owner in self.owners)
 
     @property
     def bytes_per_token(self) -> float:
         """Page bytes per token position: 890 for V4.1-Flash with ``auto`` records."""
-        return self.page_bytes / PAGE_SIZE
+        return self.page_bytes / self.page_size
 
     @property
     def slot_bytes(self) -> int:
@@ -85,6 +90,7 @@ def cache_layout(
     config: ModelConfig,
     *,
     kv_cache_dtype: str = "auto",
+    block_size: int = 256,
     rows_per_decode: int = 6,
     with_draft: bool = False,
 ) -> CacheLayout:
@@ -92,22 +98,33 @@ def cache_layout(
 
     Args:
         config: the model.
-        kv_cache_dtype: ``auto`` (the reference's formats), ``nvfp4_ds_mla``, ``fp8``,
-            ``bfloat16`` or ``float32``.
+        kv_cache_dtype: ``auto`` (the reference's formats), ``nvfp4_ds_mla``, ``fp8`` (also by
+            the name ``fp8_ds_mla``), ``bfloat16`` or ``float32``.
+        block_size: token positions of a page.
         rows_per_decode: the most query rows of a decode group (1 + longest draft).
         with_draft: whether the draft stages own rings too.
 
     Raises:
-        ConfigError: the record type is unknown.
+        ConfigError: the record type is unknown, or a page does not hold whole entries.
     """
     name = "nvfp4_ds_mla" if kv_cache_dtype == "auto" else kv_cache_dtype
+    if name == "fp8_ds_mla":
+        logger.warning("kv_cache_dtype fp8_ds_mla means fp8 for V4.1: rows of 528 bytes, not 584")
+        name = "fp8"
     if name not in KV_CACHE_DTYPES:
         known = ", ".join(["auto", *KV_CACHE_DTYPES])
         raise ConfigError(f"kv_cache_dtype is {kv_cache_dtype!r}; choose one of {known}")
+    step = math.lcm(16, *(config.compress_ratios[i] for i in config.kv_source_layer_ids))
+    if block_size < 1 or block_size % step:
+        raise ConfigError(
+            f"block_size is {block_size} tokens, but a page holds whole compressed entries and "
+            f"this model's compress_ratios need a multiple of {step}; try {step} or 256"
+        )
     window_record, kv_record, index_record = KV_CACHE_DTYPES[name]
     drafts = config.num_nextn_predict_layers if with_draft else 0
     needed = config.sliding_window + 2 * rows_per_decode
     return CacheLayout(
+        page_size=block_size,
         owners=tuple(Owner(i, config.compress_ratios[i]) for i in config.kv_source_layer_ids),
         head_dim=config.head_dim,
         index_head_dim=config.index_head_dim,

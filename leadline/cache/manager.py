@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.pages import PageAllocator
 from leadline.cache.sizing import CacheSize, pages_of
 from leadline.cache.slots import SlotAllocator
@@ -18,10 +17,14 @@ from leadline.core.request import Request
 class CacheManager:
     """Gives pages and slots to requests, takes them back, and can prove its books.
 
-    A request holds one slot from admission to its end and ``ceil(positions / 256)`` pages.
+    A request holds one slot from admission to its end and ``ceil(positions / page_size)`` pages.
+
+    Attributes:
+        page_size: token positions of a page.
     """
 
     def __init__(self, size: CacheSize) -> None:
+        self.page_size = size.page_size
         self._pages = PageAllocator(size.num_pages)
         self._slots = SlotAllocator(size.num_slots)
 
@@ -43,6 +46,10 @@ class CacheManager:
     def num_free_slots(self) -> int:
         return self._slots.num_free
 
+    def pages_of(self, num_tokens: int) -> int:
+        """Pages that hold the first ``num_tokens`` positions of a request."""
+        return pages_of(num_tokens, self.page_size)
+
     def take_slot(self, request: Request) -> None:
         """Give the request its slot.
 
@@ -58,7 +65,7 @@ class CacheManager:
         Returns:
             Whether they do now; False when too few pages are free.
         """
-        missing = pages_of(end) - len(request.pages)
+        missing = self.pages_of(end) - len(request.pages)
         if missing > self._pages.num_free:
             return False
         for _ in range(missing):
@@ -90,8 +97,8 @@ class CacheManager:
             name, pages = request.request_id, request.pages
             assert len(set(pages)) == len(pages), f"request {name} has a page twice"
             assert bool(pages) <= bool(request.slot), f"request {name} has pages and no slot"
-            needed = pages_of(max(request.cached, request.fed))
+            needed = self.pages_of(max(request.cached, request.fed))
             assert len(pages) == needed, (
                 f"request {name} holds {len(pages)} pages; {request.fed} positions of "
-                f"{PAGE_SIZE} a page need {needed}"
+                f"{self.page_size} a page need {needed}"
             )

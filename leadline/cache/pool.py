@@ -40,7 +40,7 @@ class CachePool:
         self.index: dict[int, RecordField] = {}
         self.open_groups: dict[int, Tensor] = {}
         for owner in layout.owners:
-            rows = owner.entries_per_page
+            rows = layout.entries_per_page(owner)
             self.kv[owner.layer] = _field(layout.kv_record, num_pages, rows, d, device)
             self.index[owner.layer] = _field(layout.index_record, num_pages, rows, di, device)
             if owner.ratio > 1:

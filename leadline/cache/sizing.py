@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leadline.cache.layout import PAGE_SIZE, CacheLayout
+from leadline.cache.layout import CacheLayout
 from leadline.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Rows of the cache tensors, the null page and the padding slot included."""
+    """Rows of the cache tensors, the null page and the padding slot included.
+
+    Attributes:
+        page_size: token positions of a page.
+    """
 
     num_pages: int
     num_slots: int
+    page_size: int
 
     def num_bytes(self, layout: CacheLayout) -> int:
         """Bytes of every page and slot together."""
         return self.num_pages * layout.page_bytes + self.num_slots * layout.slot_bytes
 
 
-def pages_of(num_tokens: int) -> int:
+def pages_of(num_tokens: int, page_size: int) -> int:
     """Pages that hold the first ``num_tokens`` positions of a request."""
-    return -(-num_tokens // PAGE_SIZE)
+    return -(-num_tokens // page_size)
 
 
 def longest_model_len(layout: CacheLayout, budget_bytes: int) -> int:
@@ -31,7 +36,7 @@ def longest_model_len(layout: CacheLayout, budget_bytes: int) -> int:
     The null page, the padding slot and the request's own slot are paid first.
     """
     left = budget_bytes - layout.page_bytes - 2 * layout.slot_bytes
-    return left // layout.page_bytes * PAGE_SIZE
+    return left // layout.page_bytes * layout.page_size
 
 
 def size_cache(
@@ -46,8 +51,10 @@ def size_cache(
         ConfigError: not even one request of ``max_model_len`` tokens fits.
     """
     longest = longest_model_len(layout, budget_bytes)
-    if pages_of(max_model_len) * PAGE_SIZE > longest:
-        needed = CacheSize(num_pages=pages_of(max_model_len) + 1, num_slots=2).num_bytes(layout)
+    num_pages = pages_of(max_model_len, layout.page_size) + 1
+    minimum = CacheSize(num_pages, num_slots=2, page_size=layout.page_size)
+    if max_model_len > longest:
+        needed = minimum.num_bytes(layout)
         advice = (
             f"lower max_model_len to {longest} or give it more"
             if longest > 0
@@ -58,8 +65,7 @@ def size_cache(
             f"cache, but the budget is {budget_bytes} bytes; {advice} (kv_cache_memory_bytes, "
             "gpu_memory_utilization)"
         )
-    minimum = CacheSize(num_pages=pages_of(max_model_len) + 1, num_slots=2)
     spare = budget_bytes - minimum.num_bytes(layout)
     num_slots = 2 + min(max_num_seqs - 1, spare // 2 // layout.slot_bytes)
     num_pages = (budget_bytes - num_slots * layout.slot_bytes) // layout.page_bytes
-    return CacheSize(num_pages=num_pages, num_slots=num_slots)
+    return CacheSize(num_pages, num_slots, layout.page_size)

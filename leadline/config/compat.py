@@ -40,7 +40,6 @@ FIXED = {
     "tensor_parallel_size": ("-tp", 1, "tensor parallelism"),
     "pipeline_parallel_size": ("-pp", 1, "pipeline parallelism"),
     "data_parallel_size": ("-dp", 1, "data parallelism"),
-    "block_size": (None, 256, "another page size"),
 }
 PARSERS = ("reasoning_parser", "tool_call_parser")
 NAMES = (*SWITCHES, *VALUES, *FIXED, *PARSERS)
@@ -55,8 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for name in (*VALUES, *PARSERS):
         parser.add_argument(_flag(name), help=argparse.SUPPRESS)
     for name, (short, _, _) in FIXED.items():
-        flags = [_flag(name)] if short is None else [short, _flag(name)]
-        parser.add_argument(*flags, type=int, help=argparse.SUPPRESS, dest=name)
+        parser.add_argument(short, _flag(name), type=int, help=argparse.SUPPRESS, dest=name)
 
 
 def settle(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ class CacheConfig:
 
     Attributes:
         kv_cache_dtype: records of window, compressed and index rows (``cache.layout``).
+        block_size: token positions of a page; smaller ones than 256 suit tiny models.
         gpu_memory_utilization: share of a GPU's memory for weights and cache together.
         kv_cache_memory_bytes: bytes for pages and slots; None takes what the device leaves
             (on a CPU the smaller of 2 GiB and a tenth of memory).
@@ -21,6 +22,7 @@ class CacheConfig:
     """
 
     kv_cache_dtype: str = "auto"
+    block_size: int = 256
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool | None = None
@@ -30,7 +32,7 @@ class CacheConfig:
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization is {share!r}; it must lie in (0, 1]")
-        _integers(self, 1, "kv_cache_memory_bytes")
+        _integers(self, 1, "kv_cache_memory_bytes", "block_size")
         if self.enable_prefix_caching:
             raise NotSupported("enable_prefix_caching: prefix caching does not exist yet")
         if self.swa_bounded_replay:

@@ -394,8 +394,8 @@ def _check_schedule(c: ModelConfig) -> None:
                 f"{name} is {list(ids)}; it must be ascending layer numbers below {layers}"
             )
     for layer, ratio in enumerate(ratios[:layers]):
-        if ratio < 0 or (ratio and 256 % ratio):
-            raise ConfigError(f"compress_ratios[{layer}] is {ratio}; it must be 0 or divide 256")
+        if ratio < 0:
+            raise ConfigError(f"compress_ratios[{layer}] is {ratio}; it must not be negative")
         sources = [s for s in c.kv_source_layer_ids if s <= layer]
         if ratio and (not sources or ratios[sources[-1]] != ratio):
             found = f"layer {sources[-1]} with ratio {ratios[sources[-1]]}" if sources else "none"

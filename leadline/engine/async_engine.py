@@ -14,7 +14,7 @@ import logging
 import multiprocessing
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
@@ -55,12 +55,16 @@ class _Stream:
         self._changed = asyncio.Event()
 
     def put(self, news: TokenOutput | LeadlineError) -> None:
-        if isinstance(self._news, TokenOutput) and isinstance(news, TokenOutput):
-            news = dataclasses.replace(
-                news,
-                token_ids=self._news.token_ids + news.token_ids,
-                logprobs=self._news.logprobs + news.logprobs,
-            )
+        unread = self._news
+        if isinstance(unread, TokenOutput):
+            if unread.finish_reason is not None:
+                return  # that was its last word; the engine's end does not concern it
+            if isinstance(news, TokenOutput):
+                news = dataclasses.replace(
+                    news,
+                    token_ids=unread.token_ids + news.token_ids,
+                    logprobs=unread.logprobs + news.logprobs,
+                )
         self._news = news
         self._changed.set()
 
@@ -119,7 +123,7 @@ class AsyncEngine:
         connection, far_end = context.Pipe()
         process = context.Process(
             target=run_engine_process,
-            args=(far_end, config, factory, logger.getEffectiveLevel()),
+            args=(far_end, config, factory),
             name="leadline-engine",
             daemon=True,
         )
@@ -147,16 +151,14 @@ class AsyncEngine:
         await asyncio.to_thread(self._sender.join)
         self._connection.close()
 
-    # ---- EngineClient -----------------------------------------------------------------------
-
-    def submit(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
-        """Check a request now; the iterator queues it and yields its outputs (``EngineClient``)."""
+    def submit(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+        """Check a request now; the iterator queues it when it is first read (``EngineClient``)."""
         self._check_alive()
         self.limits.check(request)
         self.limits.check_room(len(self._streams))
         return self._outputs(request)
 
-    async def _outputs(self, request: EngineRequest) -> AsyncIterator[TokenOutput]:
+    async def _outputs(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         self._check_alive()
         if request.request_id in self._streams:
             raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
@@ -205,8 +207,6 @@ class AsyncEngine:
             self._outbox.put(Abort(request_id))
             raise
         return logits
-
-    # ---- the pipe ---------------------------------------------------------------------------
 
     async def _call(self, method: str, *args: object) -> Any:
         call_id = f"{method}-{next(self._call_numbers)}"

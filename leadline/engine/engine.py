@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.manager import CacheManager
 from leadline.config.engine import SchedulerConfig
 from leadline.core.client import EngineStats
@@ -80,6 +79,7 @@ class Engine:
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             num_pages=cache.num_pages,
+            page_size=cache.page_size,
             max_open=None if max_queued is None else cache.num_slots + max_queued,
         )
         self.metrics = EngineMetrics()
@@ -244,7 +244,7 @@ class Engine:
             num_free_pages=self._cache.num_free_pages,
             num_slots=self._cache.num_slots,
             num_free_slots=self._cache.num_free_slots,
-            page_size=PAGE_SIZE,
+            page_size=self._cache.page_size,
             max_model_len=self.limits.max_model_len,
             counters=dict(self.metrics.counters),
             finished=dict(self.metrics.finished),

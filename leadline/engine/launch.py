@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from leadline.cache.layout import PAGE_SIZE, CacheLayout, cache_layout
+from leadline.cache.layout import CacheLayout, cache_layout
 from leadline.cache.manager import CacheManager
 from leadline.cache.pool import CachePool
 from leadline.cache.sizing import longest_model_len, size_cache
@@ -62,6 +62,7 @@ def build_engine(config: EngineConfig) -> Engine:
     layout = cache_layout(
         model_config,
         kv_cache_dtype=config.cache.kv_cache_dtype,
+        block_size=config.cache.block_size,
         rows_per_decode=config.scheduler.rows_per_decode,
     )
     budget_bytes = cache_budget_bytes(config.cache, device)
@@ -84,7 +85,7 @@ def build_engine(config: EngineConfig) -> Engine:
     logger.info(
         "cache: %d pages of %d tokens, %d slots, %.3g GiB; max_model_len %d",
         size.num_pages - 1,
-        PAGE_SIZE,
+        size.page_size,
         size.num_slots - 1,
         size.num_bytes(layout) / GIB,
         max_model_len,
@@ -196,7 +197,7 @@ def resolve_max_model_len(
     wanted, limit = config.max_model_len, model.max_position_embeddings
     if wanted is None:
         # At least a page: where not even that fits, ``size_cache`` says so.
-        return min(limit, max(PAGE_SIZE, longest_model_len(layout, budget_bytes)))
+        return min(limit, max(layout.page_size, longest_model_len(layout, budget_bytes)))
     if wanted > limit:
         raise ConfigError(
             f"max_model_len is {wanted}, but the model has max_position_embeddings {limit}; "

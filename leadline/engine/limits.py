@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from leadline.cache.layout import PAGE_SIZE
 from leadline.cache.sizing import pages_of
 from leadline.core.errors import BadRequest, EngineOverloaded
 from leadline.core.request import EngineRequest, SamplingParams
@@ -17,13 +16,14 @@ class RequestLimits:
 
     Attributes:
         max_model_len: prompt and output tokens of one request.
-        num_pages: pages that one request may hold.
+        num_pages: pages of ``page_size`` tokens that one request may hold.
         max_open: requests open at the same time, running or waiting; None is no bound.
     """
 
     vocab_size: int
     max_model_len: int
     num_pages: int
+    page_size: int
     max_open: int | None = None
 
     def check(self, request: EngineRequest) -> SamplingParams:
@@ -88,10 +88,10 @@ class RequestLimits:
             )
 
     def _check_pages(self, num_tokens: int, what: str) -> None:
-        if pages_of(num_tokens) > self.num_pages:
+        if pages_of(num_tokens, self.page_size) > self.num_pages:
             raise BadRequest(
                 f"{what} come to {num_tokens} tokens, but the whole KV cache holds "
-                f"{self.num_pages * PAGE_SIZE}; shorten them or give the cache more memory",
+                f"{self.num_pages * self.page_size}; shorten them or give the cache more memory",
                 param="prompt",
                 code="context_length_exceeded",
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -93,20 +94,19 @@ class Reply:
     value: Any
 
 
-def run_engine_process(
-    connection: Connection, config: EngineConfig, factory: str, log_level: int
-) -> None:
+def run_engine_process(connection: Connection, config: EngineConfig, factory: str) -> None:
     """Build an engine and serve it until the other end of the pipe closes.
 
     Args:
         connection: the engine's end.
         config: handed to the factory.
-        factory: ``module:function``, ``EngineConfig`` -> ``Engine``.
-        log_level: of the messages that this process writes to the standard error.
+        factory: ``module:function``, ``EngineConfig`` -> ``Engine``; sets up logging too, if it is
+            wanted.
     """
-    logging.basicConfig(level=log_level, format="%(levelname)s engine: %(message)s")
     # Ctrl-C reaches the whole process group; when to stop is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # And when it says so, end as Python programs end: what libraries hold is given back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     module, _, function = factory.partition(":")
     try:
         build: Callable[[EngineConfig], Engine] = getattr(importlib.import_module(module), function)

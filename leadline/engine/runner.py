@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -64,12 +63,17 @@ class Runner:
 
     def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor:
         """Hidden rows whose logits are wanted ``[v, D]``."""
+        row_of = torch.arange(len(batch.ids))
         try:
             state = self._model.lower(batch)
+            row_of = batch.rows_upper
             return self._model.upper(state, batch)[batch.sample_rows]
         except NonFiniteError as error:
-            group = bisect.bisect_right(batch.q_off.tolist(), error.row) - 1
-            name = groups[group].request.request_id if group < len(groups) else "unknown"
+            # An op over something else than rows (the window workspace) cannot name a request.
+            name = "unknown"
+            if error.row < len(row_of):
+                group = batch.req_of_row[row_of[error.row]]
+                name = groups[int(group)].request.request_id
             raise LeadlineError(f"{error} (request {name})") from error
 
     def _draw(self, groups: list[RowGroup], logits: Tensor) -> list[GroupResult]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from leadline.core.request import Request, SamplingParams, TokenLogprobs
-from leadline.kernels.reference import sampling as ops
+from leadline.kernels import ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from leadline.cache.manager import CacheManager
-from leadline.cache.sizing import pages_of
 from leadline.config.engine import SchedulerConfig
 from leadline.core.request import FinishReason, Request, RequestState, TokenLogprobs, TokenOutput
 from leadline.engine.metrics import EngineMetrics
@@ -134,33 +133,38 @@ class Scheduler:
         assert len(live) == len(self._requests)
         self._cache.check_integrity(live)
 
-    # ---- plan -------------------------------------------------------------------------------
-
     def plan(self) -> StepPlan:
         """The next step: decodes, then running prefills, then admissions (5.2).
 
-        Never empty while there is a request: the first in ``running`` can always be fed, and
-        with nothing running the first in ``waiting`` fits.
+        Never empty while there is a request: a decode runs or is preempted, prefills without
+        decodes find the pages that were reserved for them, and with nothing running the first in
+        ``waiting`` fits.
         """
         plan = StepPlan()
-        num_preemptions = self._metrics.counters["num_preemptions"]
-        self._plan_decodes(plan)
+        has_preempted = self._plan_decodes(plan)
         for request in self.running:
             if request.state is RequestState.PREFILL:
                 self._plan_prefill(plan, request)
-        if self._metrics.counters["num_preemptions"] == num_preemptions:
+        if not has_preempted:
             self._admit(plan)
         return plan
 
-    def _plan_decodes(self, plan: StepPlan) -> None:
-        """Every decode request gets its rows; the last of ``running`` pays for missing pages."""
+    def _plan_decodes(self, plan: StepPlan) -> bool:
+        """Every decode request gets its rows; the last of ``running`` pays for missing pages.
+
+        Returns:
+            Whether anything was preempted.
+        """
+        has_preempted = False
         for request in [r for r in self.running if r.state is RequestState.DECODE]:
-            # An earlier one of this pass may have preempted it.
+            # Until it has its pages, or is itself the last one.
             while request.state is RequestState.DECODE:
                 if self._cache.grow(request, len(request.tokens)):
                     self._add_rows(plan, request, RowKind.DECODE, len(request.tokens))
                     break
                 self._preempt(self.running[-1])
+                has_preempted = True
+        return has_preempted
 
     def _plan_prefill(self, plan: StepPlan, request: Request) -> None:
         """Feed the next chunk, as long as the budgets allow (5.3).
@@ -237,7 +241,9 @@ class Scheduler:
         Never more than the request can use in its whole life: by the same formula it was found
         feasible at arrival, so it cannot wait for pages that do not exist.
         """
-        whole = min(pages_of(prefill_end) + 1, pages_of(max_positions(request)))
+        whole = min(
+            self._cache.pages_of(prefill_end) + 1, self._cache.pages_of(max_positions(request))
+        )
         return whole - len(request.pages)
 
     def _available_pages(self) -> int:
@@ -263,8 +269,6 @@ class Scheduler:
         request.num_bypassed = self._config.max_bypass
         self._metrics.counters["num_preemptions"] += 1
         bisect.insort(self.waiting, request, key=_waiting_order)
-
-    # ---- apply ------------------------------------------------------------------------------
 
     def apply(self, plan: StepPlan, results: Sequence[GroupResult]) -> list[TokenOutput]:
         """Book a step: append tokens, end what has ended, say what is new.

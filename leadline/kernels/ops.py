@@ -26,17 +26,23 @@ from leadline.kernels.reference import (
     norm,
     rope,
     router,
+    sampling,
 )
 from leadline.kernels.reference import linear as linear_
 from leadline.kernels.reference.quant import round_trip_fp4_32
 
-# Storage of cache rows: see ``reference.kv_store`` for pack, unpack, store and load.
+# These make no non-finite value of their own, so nothing watches them; contracts are at home.
 pack_rows = kv_store.pack_rows
 unpack_rows = kv_store.unpack_rows
 store_rows = kv_store.store_rows
 load_rows = kv_store.load_rows
 rope_angles = rope.rope_angles
 engram_hash = engram.engram_hash
+# Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
+apply_penalties = sampling.apply_penalties
+counter_uniform = sampling.counter_uniform
+greedy = sampling.greedy
+sample = sampling.sample
 
 
 @watched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -12,6 +13,8 @@ from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded
 from leadline.core.request import EngineRequest, FinishReason, SamplingParams, TokenOutput
 from leadline.serving.context import Server
 from leadline.serving.errors import GenerationFailed
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Piece = TypeVar("Piece", covariant=True)
@@ -78,6 +81,9 @@ async def read_choice(
         GenerationFailed: the engine ended the request with an error.
         LeadlineError: whatever ``EngineClient.submit`` raises.
     """
+    if server.config.enable_log_requests:
+        prompt = server.tokenizer.decode(request.prompt_token_ids)
+        logger.info("%s %s: %r, %s", log_id, request.request_id, prompt, request.sampling)
     timer = server.metrics.track(request, log_id)
     reason: str | None = "abort"
     try:

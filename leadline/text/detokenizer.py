@@ -50,6 +50,8 @@ class StopStrings:
         """Text that is surely shown; a possible beginning of a stop string is held back."""
         if self.matched is not None:
             return ""
+        if not self._stop:
+            return text
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:

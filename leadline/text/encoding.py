@@ -20,6 +20,7 @@ from leadline.text.tokenizer import Tokenizer
 # The name by which the library knows the model version; the served name never reaches it.
 _MODEL = "DeepSeek-V4.1-Flash"
 SPECIAL_TOKENS = recipe.SpecialTokens(image="<｜deepseek_image｜>")
+THINK_END = SPECIAL_TOKENS.token(recipe.SpecialToken.ThinkingEnd)
 _MARKERS = (
     recipe.SpecialToken.Bos,
     recipe.SpecialToken.Eos,

@@ -14,7 +14,7 @@ import msgspec
 
 from leadline.core.request import FinishReason, SamplingParams, TokenOutput
 from leadline.text.detokenizer import StopStrings, shown_token_ids, stop_token
-from leadline.text.encoding import SPECIAL_TOKENS, ChatEncoder, ChatPrompt
+from leadline.text.encoding import SPECIAL_TOKENS, THINK_END, ChatEncoder, ChatPrompt
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
@@ -41,14 +41,6 @@ class Delta(msgspec.Struct, omit_defaults=True):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens_details: _CompletionDetails | None = None
-
-
 class _Choice(msgspec.Struct):
     delta: Delta
     finish_reason: str | None = None
@@ -58,7 +50,6 @@ class _Chunk(msgspec.Struct):
     """The parts of the library's chunk that we read."""
 
     choices: list[_Choice]
-    usage: _Usage | None = None
 
 
 class _Event(Protocol):
@@ -75,7 +66,8 @@ class OutputParser:
 
     Attributes:
         num_tokens: tokens generated so far, up to and with the one that completed a stop string.
-        num_reasoning_tokens: known when the choice has finished.
+        num_reasoning_tokens: those before the end of reasoning; the library's own count comes
+            from encoding the text once more, which need not give the tokens that were generated.
         finish_reason: ``stop``, ``length`` or ``tool_calls``; None while the choice runs. A stop
             string sets it before the engine does: the caller then closes its stream of outputs.
         stop_reason: the stop string or stop token id that ended the choice, or None.
@@ -95,12 +87,15 @@ class OutputParser:
         self.stop_reason: str | int | None = None
         self._tokenizer = encoder.tokenizer
         self._eos = encoder.tokenizer.eos_token_id
+        self._think_end = encoder.tokenizer.marker_id(THINK_END)
         self._sampling = sampling
         self._has_tools = prompt.has_tools
         self._max_calls = 2**31 if parallel_tool_calls else 1
         self._stop = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
         self._undecoded = b""
         options = prompt.request.parsing_options
+        stage = options.thinking_initial_stage
+        self._is_reasoning = stage is not None and stage.starts_in_reasoning()
         # Without tools the markup is still recognised, so that it can be withheld (3.7).
         options.parse_tool_calls = True
         options.special_tokens = SPECIAL_TOKENS
@@ -114,6 +109,9 @@ class OutputParser:
         shown = shown_token_ids(output, self._sampling, eos=self._eos)
         for token_id in shown:
             self.num_tokens += 1
+            if self._is_reasoning:
+                self._is_reasoning = token_id != self._think_end
+                self.num_reasoning_tokens += self._is_reasoning
             if token_id != self._eos:  # the library would show it as text
                 self._take(self._stream.push(recipe.InferenceChunk.tokens((token_id,))), deltas)
                 self._track_undecoded(token_id)
@@ -135,8 +133,11 @@ class OutputParser:
                 continue
             if held := self._stop.finish():  # content is over: it was no stop string
                 deltas.append(Delta(content=held))
-            if delta.tool_calls is None or self._is_wanted(delta.tool_calls[0]):
-                deltas.append(delta)
+            if delta.tool_calls is not None:
+                self._is_reasoning = False  # a call may come without the marker
+                if not self._is_wanted(delta.tool_calls[0]):
+                    continue
+            deltas.append(delta)
 
     def _append_content(self, text: str, deltas: list[Delta]) -> None:
         # Stop strings are not honoured before min_tokens (serving-api 9.1).
@@ -154,7 +155,8 @@ class OutputParser:
         It releases text only when that does not end in U+FFFD, and forgets the rest at the end.
         """
         self._undecoded += self._tokenizer.token_bytes((token_id,))
-        if not self._undecoded.decode("utf-8", "replace").endswith("\ufffd"):
+        # The last four bytes hold the last character, whatever precedes them.
+        if not self._undecoded[-4:].decode("utf-8", "replace").endswith("\ufffd"):
             self._undecoded = b""
 
     def _end(self, reason: FinishReason, deltas: list[Delta]) -> None:
@@ -169,9 +171,6 @@ class OutputParser:
         self._take(held, deltas)
         if rest := self._stop.finish():
             deltas.append(Delta(content=rest))
-        chunk = _CHUNK.decode(last.to_json())
-        self.finish_reason = chunk.choices[0].finish_reason
+        self.finish_reason = _CHUNK.decode(last.to_json()).choices[0].finish_reason
         if self.finish_reason == "tool_calls" and not self._has_tools:
             self.finish_reason = "stop"
-        if chunk.usage is not None and chunk.usage.completion_tokens_details is not None:
-            self.num_reasoning_tokens = chunk.usage.completion_tokens_details.reasoning_tokens

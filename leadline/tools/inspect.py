@@ -14,7 +14,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from leadline.cache.layout import PAGE_SIZE, CacheLayout, cache_layout
+from leadline.cache.layout import CacheLayout, cache_layout
+from leadline.cache.sizing import pages_of
 from leadline.config.args import parse_count
 from leadline.config.model import LayerMode, ModelConfig, load_model_config
 from leadline.config.presets import PRESETS, preset
@@ -63,18 +64,15 @@ class Fit:
     """What a memory holds beside the packed weights; all zero where those alone are too large.
 
     Attributes:
-        pages: if all that is left becomes pages.
+        pages: if all that is left becomes pages, with ``tokens`` positions in them.
         sessions: running requests of ``SESSION_TOKENS`` tokens, a slot each.
     """
 
     memory_bytes: int
     weight_bytes: int
     pages: int
+    tokens: int
     sessions: int
-
-    @property
-    def tokens(self) -> int:
-        return self.pages * PAGE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +243,9 @@ def _fit(by_role: Mapping[Role, Stored], layout: CacheLayout, memory_bytes: int)
     # Engram tables stay in host memory.
     weights = sum(s.nbytes for role, s in by_role.items() if role is not Role.ENGRAM_TABLE)
     left = max(0, memory_bytes - weights)
-    session = layout.slot_bytes + -(-SESSION_TOKENS // PAGE_SIZE) * layout.page_bytes
-    return Fit(memory_bytes, weights, left // layout.page_bytes, left // session)
+    session = layout.slot_bytes + pages_of(SESSION_TOKENS, layout.page_size) * layout.page_bytes
+    pages = left // layout.page_bytes
+    return Fit(memory_bytes, weights, pages, pages * layout.page_size, left // session)
 
 
 def print_report(report: ModelReport, *, title: str, console: Console) -> None:
@@ -276,7 +275,7 @@ def print_report(report: ModelReport, *, title: str, console: Console) -> None:
         ("active in decode", _billions(report.active_decode)),
         ("cache records", f"{cache.window_record}, {cache.kv_record}, {cache.index_record}"),
         ("KV bytes per token", f"{cache.bytes_per_token:,g}"),
-        ("bytes per page", f"{cache.page_bytes:,} ({PAGE_SIZE} tokens)"),
+        ("bytes per page", f"{cache.page_bytes:,} ({cache.page_size} tokens)"),
         ("bytes per slot", f"{cache.slot_bytes:,}"),
     ]
     if report.fit is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from leadline.config.model import (
     ModelConfig,

@@ -189,7 +189,7 @@ class CheckpointSource(_Source):
 def _progress_bar(total: int) -> Any:
     """A bar in bytes that shows on a terminal only; None where ``tqdm`` is not installed."""
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped]
+        from tqdm import tqdm
     except ImportError:
         return None
     return tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None)

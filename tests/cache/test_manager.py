@@ -15,7 +15,7 @@ def make(request_id: str = "a") -> Request:
 
 @pytest.fixture
 def cache() -> CacheManager:
-    return CacheManager(CacheSize(num_pages=5, num_slots=3))
+    return CacheManager(CacheSize(num_pages=5, num_slots=3, page_size=256))
 
 
 @pytest.fixture

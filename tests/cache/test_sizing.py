@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from leadline.cache.layout import PAGE_SIZE, CacheLayout, Owner
+from leadline.cache.layout import CacheLayout, Owner
 from leadline.cache.sizing import CacheSize, longest_model_len, pages_of, size_cache
 from leadline.core.errors import ConfigError
 from leadline.kernels.records import Record
 
+PAGE_SIZE = 256
 LAYOUT = CacheLayout(
+    page_size=PAGE_SIZE,
     owners=(Owner(0, 1),),
     head_dim=64,
     index_head_dim=32,
@@ -25,13 +27,13 @@ PAGE, SLOT = LAYOUT.page_bytes, LAYOUT.slot_bytes
     ("num_tokens", "num_pages"), [(0, 0), (1, 1), (256, 1), (257, 2), (512, 2)], ids=str
 )
 def test_pages_of_counts_started_pages(num_tokens: int, num_pages: int) -> None:
-    assert pages_of(num_tokens) == num_pages
+    assert pages_of(num_tokens, 256) == num_pages
 
 
 def test_a_large_budget_gives_every_slot_and_spends_the_rest_on_pages() -> None:
     budget = 9 * SLOT + 1000 * PAGE + PAGE - 1
     size = size_cache(LAYOUT, budget_bytes=budget, max_num_seqs=8, max_model_len=4096)
-    assert size == CacheSize(num_pages=1000, num_slots=9)
+    assert size == CacheSize(num_pages=1000, num_slots=9, page_size=PAGE_SIZE)
     assert size.num_bytes(LAYOUT) <= budget
 
 
@@ -47,7 +49,7 @@ def test_exactly_one_request_fits_at_the_edge() -> None:
     budget = 2 * SLOT + 5 * PAGE
     assert longest_model_len(LAYOUT, budget) == 4 * PAGE_SIZE
     size = size_cache(LAYOUT, budget_bytes=budget, max_num_seqs=64, max_model_len=4 * PAGE_SIZE)
-    assert size == CacheSize(num_pages=5, num_slots=2)
+    assert size == CacheSize(num_pages=5, num_slots=2, page_size=PAGE_SIZE)
 
 
 @pytest.mark.parametrize("short_by", [1, PAGE], ids=["one byte", "one page"])

@@ -197,7 +197,6 @@ def test_flags_of_other_servers_warn_once_each(
         ["-tp", "1"],
         ["-dp", "1"],
         ["-pp", "1"],
-        ["--block-size", "256"],
         ["--reasoning-parser", "deepseek_v41"],
         ["--tool-call-parser", "deepseek-v41"],
         ["--tool-call-parser", "deepseekv41"],
@@ -218,7 +217,6 @@ def test_flags_that_ask_for_what_is_so_are_silent(
         ("-tp", "2", "tensor parallelism"),
         ("--data-parallel-size", "8", "data parallelism"),
         ("--pipeline-parallel-size", "2", "pipeline parallelism"),
-        ("--block-size", "64", "another page size"),
     ],
 )
 def test_parallelism_is_refused_by_name(flag: str, value: str, feature: str) -> None:

@@ -15,7 +15,13 @@ import pytest
 
 from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineClient, EngineStats
-from leadline.core.errors import BadRequest, CheckpointError, EngineDead, LeadlineError
+from leadline.core.errors import (
+    BadRequest,
+    CheckpointError,
+    EngineDead,
+    EngineOverloaded,
+    LeadlineError,
+)
 from leadline.core.request import FinishReason, TokenLogprobs, TokenOutput
 from leadline.engine.async_engine import AsyncEngine, _Stream
 from tests.fakes import FIRST_ID, VOCAB_SIZE, expected_tokens, next_token, request
@@ -99,7 +105,7 @@ def test_closing_the_iterator_aborts_the_request(process: Process) -> None:
         stream = process.engine.submit(request("closed", [20], 2000))
         assert (await anext(stream)).token_ids
         assert (await process.engine.stats()).num_running == 1
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         stats = await process.engine.stats()
         assert_idle(stats)
         assert stats.finished["abort"] == 1
@@ -148,7 +154,7 @@ def test_a_bad_request_is_refused_by_submit_itself(process: Process) -> None:
         await anext(stream)
         with pytest.raises(BadRequest, match="request id 'twin' is in use"):
             await anext(process.engine.submit(request("twin", [20], 5)))
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     process.run(go())
 
@@ -191,6 +197,23 @@ def test_a_paused_engine_answers_and_goes_on_when_resumed(process: Process) -> N
         await process.engine.pause(False)
         assert tokens_of(await reader) == expected_tokens([20], 3)
         assert await process.engine.reset_prefix_cache()
+
+    process.run(go())
+
+
+def test_more_than_the_queue_holds_is_refused_and_the_others_are_served(process: Process) -> None:
+    async def go() -> None:
+        await process.engine.pause(True)
+        # 8 slots and a queue of 8; all 17 are submitted before any is read.
+        streams = [process.engine.submit(request(f"q{i}", [20 + i], 1)) for i in range(17)]
+        readers = [asyncio.create_task(collect(stream)) for stream in streams]
+        with pytest.raises(EngineOverloaded, match="16 requests are running or waiting"):
+            await readers[16]
+        with pytest.raises(EngineOverloaded):
+            process.engine.submit(request("r", [20], 1))
+        await process.engine.pause(False)
+        for i, reader in enumerate(readers[:16]):
+            assert tokens_of(await reader) == [next_token([20 + i])]
 
     process.run(go())
 
@@ -279,6 +302,7 @@ def test_a_slow_reader_finds_one_output_with_everything_in_it() -> None:
         for token in range(100):
             stream.put(TokenOutput("a", (token,), (TokenLogprobs(token, -1.0, 1),)))
         stream.put(TokenOutput("a", finish_reason=FinishReason.STOP, stop_token_id=99))
+        stream.put(EngineDead("after the last word"))
         output = await stream.get()
         assert output.token_ids == tuple(range(100))
         assert [entry.token_id for entry in output.logprobs] == list(range(100))

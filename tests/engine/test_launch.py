@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leadline.cache.layout import PAGE_SIZE, cache_layout
+from leadline.cache.layout import cache_layout
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.config.presets import preset
 from leadline.core.errors import CheckpointError, ConfigError
@@ -72,7 +72,7 @@ def test_a_cpu_budget_is_the_setting_or_at_most_two_gib() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "pages", "given"),
-    [(None, 10, 10 * PAGE_SIZE), (None, 10_000, 32768), (None, 0, PAGE_SIZE), (700, 10, 700)],
+    [(None, 10, 10 * 256), (None, 10_000, 32768), (None, 0, 256), (700, 10, 700)],
     ids=["what fits", "what the model has", "at least a page", "the setting"],
 )
 def test_max_model_len_is_lowered_to_what_fits(wanted: int | None, pages: int, given: int) -> None:

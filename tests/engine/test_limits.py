@@ -8,7 +8,7 @@ from leadline.core.errors import BadRequest, EngineOverloaded
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.limits import RequestLimits
 
-LIMITS = RequestLimits(vocab_size=100, max_model_len=1000, num_pages=8, max_open=3)
+LIMITS = RequestLimits(vocab_size=100, max_model_len=1000, num_pages=8, page_size=256, max_open=3)
 
 
 def make(prompt: list[int], **sampling: Any) -> EngineRequest:
@@ -60,7 +60,7 @@ def test_what_can_never_be_served_is_a_bad_request(
 
 
 def test_a_request_larger_than_the_whole_cache_is_refused_at_once() -> None:
-    small = RequestLimits(vocab_size=100, max_model_len=10_000, num_pages=2)
+    small = RequestLimits(vocab_size=100, max_model_len=10_000, num_pages=2, page_size=256)
     with pytest.raises(BadRequest, match="600 tokens, but the whole KV cache holds 512"):
         small.check(make([5] * 600))
     with pytest.raises(BadRequest, match="prompt and max_tokens come to 513 tokens"):

@@ -31,7 +31,7 @@ def group(
 
 
 def run(groups: list[RowGroup], model: FakeModel | None = None) -> list[GroupResult]:
-    model = model or FakeModel(CacheSize(num_pages=8, num_slots=8))
+    model = model or FakeModel(CacheSize(num_pages=8, num_slots=8, page_size=256))
     return Runner(model, Sampler(EOS), EngineMetrics()).run(groups, BUILDER.build(groups))
 
 
@@ -56,7 +56,7 @@ def test_logprobs_come_with_their_token() -> None:
 
 
 def test_a_row_without_a_valid_distribution_fails_alone() -> None:
-    model = FakeModel(CacheSize(num_pages=8, num_slots=8), poison=14)
+    model = FakeModel(CacheSize(num_pages=8, num_slots=8, page_size=256), poison=14)
     bad, good = run([group("r1", [20, 14], 1), group("r2", [30], 1)], model)
     assert bad.error is not None
     assert bad.error.startswith("request r1: no token can be drawn after position 1")
@@ -76,5 +76,5 @@ def test_a_non_finite_value_is_traced_to_its_request(row: int, name: str) -> Non
     ):
         run(
             [group("r1", [20, 21, 22], 1), group("r2", [30], 1)],
-            Overflowing(CacheSize(num_pages=8, num_slots=8)),
+            Overflowing(CacheSize(num_pages=8, num_slots=8, page_size=256)),
         )

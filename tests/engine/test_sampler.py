@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.sampler import Sampler
-from leadline.kernels.reference import sampling as ops
+from leadline.kernels import ops
 
 VOCAB = 64
 EOS = 1

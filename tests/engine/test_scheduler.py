@@ -54,7 +54,9 @@ class Harness:
     )
 
     def __post_init__(self) -> None:
-        self.cache = CacheManager(CacheSize(num_pages=self.num_pages, num_slots=self.num_slots))
+        self.cache = CacheManager(
+            CacheSize(num_pages=self.num_pages, num_slots=self.num_slots, page_size=256)
+        )
         self.metrics = EngineMetrics()
         self.scheduler = Scheduler(self.config, self.cache, self.metrics, eos_token_id=EOS)
         self.tokens: dict[str, list[int]] = {}
@@ -100,7 +102,7 @@ class Harness:
         for g in groups:
             assert g.num_rows > 0
             assert g.num_sampled == (g.end == len(g.request.tokens))
-            assert len(g.request.pages) == pages_of(g.end)
+            assert len(g.request.pages) == pages_of(g.end, 256)
 
     def run(self) -> None:
         while self.scheduler.num_requests:
@@ -242,7 +244,7 @@ def test_preemption_takes_the_latest_and_leaves_every_output_unchanged() -> None
 
 
 def test_the_preempted_request_is_first_in_its_class_and_nobody_passes_it() -> None:
-    harness = Harness(num_pages=5, config=SchedulerConfig(max_num_seqs=4))
+    harness = Harness(num_pages=6, config=SchedulerConfig(max_num_seqs=4))
     keeper, victim = make("keeper", 250, 500), make("victim", 250, 400, arrival=1.0)
     harness.add(keeper)
     harness.add(victim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from tests.steps import Sequence, Stepper, make_stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-TOLERANCE = {"rtol": 0.0, "atol": 1e-12}
+TOLERANCE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
 
 
 def tokens_of(length: int, seed: int) -> list[int]:

@@ -139,7 +139,7 @@ def record_outputs(block: Any, seen: dict[str, Tensor]) -> None:
     read, forward, finish = block.attn.read, block.ffn.forward, block.finish
 
     def recording_finish(*args: Any) -> Streams:
-        streams = finish(*args)
+        streams: Streams = finish(*args)
         seen[f"streams_out.{block.layer}"] = streams.x
         seen[f"pre_mix_out.{block.layer}"] = streams.carry
         return streams

@@ -92,8 +92,13 @@ def test_request_id_is_echoed_or_made(rig: MakeRig, sent: str, is_echoed: bool) 
     assert reply.headers["x-request-id"]
 
 
-def test_log_has_counts_but_no_text(rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("enabled", [False, True], ids=["default", "enable_log_requests"])
+def test_log_holds_a_prompt_only_when_asked(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture, enabled: bool
+) -> None:
     caplog.set_level("INFO")
-    rig("secretly</think>said").chat(messages=[{"role": "user", "content": "mysterious"}])
+    server = rig("secretly</think>said", enable_log_requests=enabled)
+    server.chat(messages=[{"role": "user", "content": "mysterious"}])
     assert "stop, prompt" in caplog.text
-    assert not any(word in caplog.text for word in ("secretly", "said", "mysterious"))
+    assert ("mysterious" in caplog.text) == enabled
+    assert not any(word in caplog.text for word in ("secretly", "said"))

@@ -9,7 +9,21 @@ from leadline.kernels.reference.accumulate import widen
 
 
 def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
-    """Products stay below 2^63, so XOR and modulus are plain int64 operations."""
+    """Table rows of the n-grams that end at each row (6.3).
+
+    Order n mixes n ids: the XOR of each id times its multiplier, modulo a prime per head. Products
+    stay below 2^63, so all of it is exact in int64.
+
+    Args:
+        history: ``[m, n]`` int64 classes, the row's own first, then looking back; blocked ones
+            hold the class of the pad token.
+        multipliers: ``[e, n]`` int64, one row per Engram layer.
+        primes: ``[e, columns]`` int64, orders 2 to n, each with its heads.
+        offsets: ``[e, columns]`` int64, where a column's part of the layer's table starts.
+
+    Returns:
+        ``[m, e, columns]`` int64 rows of each layer's table.
+    """
     orders = history.shape[1] - 1
     heads = primes.shape[1] // orders
     products = history.unsqueeze(1) * multipliers  # [m, e, n]

@@ -96,8 +96,7 @@ def select_candidates(
     padded = scores.new_full((num_rows, num_blocks * block_size), -torch.inf)
     padded[:, :num_entries] = torch.where(scores.isnan(), -torch.inf, scores)
     best = padded.unflatten(1, (num_blocks, block_size)).amax(-1)
-    newest = (visible - 1) // block_size
-    blocks = torch.arange(num_blocks, device=scores.device)
-    pinned = (blocks == newest.unsqueeze(1)) & (visible > 0).unsqueeze(1)
+    newest = (visible - 1) // block_size  # -1, which is no block, where nothing is visible
+    pinned = torch.arange(num_blocks, device=scores.device) == newest.unsqueeze(1)
     kept = top_k_mask(best.masked_fill(pinned, torch.inf), topk_blocks)
     return kept.repeat_interleave(block_size, dim=1)[:, :num_entries]

@@ -23,7 +23,16 @@ _PLAIN = {Record.BFLOAT16: torch.bfloat16, Record.FLOAT32: torch.float32}
 
 
 def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
-    """Values and scales as a field of this record holds them."""
+    """Quantise rows as a field of this record stores them (section 4, kernels.md 0.2).
+
+    Args:
+        x: ``[..., n]`` activations; quantisers take them in float32.
+        record: how the destination stores a row.
+
+    Returns:
+        Values ``[..., value bytes]`` and scales ``[..., scale bytes]``, both uint8; for a plain
+        record the values ``[..., n]`` in its dtype, and None.
+    """
     if record in _PLAIN:
         return x.to(_PLAIN[record]), None
     return _QUANTIZE[record](x)
@@ -32,7 +41,17 @@ def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
 def unpack_rows(
     values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype
 ) -> Tensor:
-    """Inverse of ``pack_rows``, exact in every activation dtype."""
+    """Dequantise rows: the inverse of ``pack_rows`` (section 4).
+
+    Args:
+        values: ``[..., value bytes]`` uint8, or ``[..., n]`` of a plain record.
+        scales: ``[..., scale bytes]`` uint8, or None with a plain record.
+        record: how the rows are stored.
+        dtype: of activations; every packed value is exact in bf16.
+
+    Returns:
+        ``[..., n]`` activations.
+    """
     if scales is None:
         return values.to(dtype)
     return _DEQUANTIZE[record](values, scales).to(dtype)
@@ -41,13 +60,31 @@ def unpack_rows(
 def store_rows(
     field: RecordField, outer: Tensor, inner: Tensor, values: Tensor, scales: Tensor | None
 ) -> None:
-    """Write packed rows at ``[outer, inner]``."""
+    """Write packed rows into a cache field, in place.
+
+    Args:
+        field: pages or rings.
+        outer: ``[k]`` int64 page ids or slots.
+        inner: ``[k]`` int64 entries of the page or rows of the ring; no address may come twice.
+        values: ``[k, ...]``, with ``scales`` as ``pack_rows`` returned them for this record.
+        scales: ``[k, ...]``, or None.
+    """
     field.values[outer, inner] = values
     if field.scales is not None and scales is not None:
         field.scales[outer, inner] = scales
 
 
 def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
-    """Read and unpack the rows at ``[outer, inner]``."""
+    """Read rows of a cache field and unpack them.
+
+    Args:
+        field: pages or rings.
+        outer: int64 page ids or slots, of any shape.
+        inner: int64 entries or ring rows, of the same shape (or one that broadcasts to it).
+        dtype: of activations.
+
+    Returns:
+        ``[*shape, n]`` activations; whatever lies there, NaN too.
+    """
     scales = None if field.scales is None else field.scales[outer, inner]
     return unpack_rows(field.values[outer, inner], scales, field.record, dtype)

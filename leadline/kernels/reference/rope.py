@@ -39,7 +39,17 @@ def yarn_frequencies(
 
 
 def rope_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cos and sin ``[m, r / 2]`` float32 of the float32 product of position and frequency."""
+    """Cos and sin of every row's angles (3.2).
+
+    The angle is the float32 product: near a million positions it is coarse, and every port's.
+
+    Args:
+        positions: ``[m]`` int64, absolute.
+        frequencies: ``[r / 2]`` float32, of ``rope_frequencies`` or ``yarn_frequencies``.
+
+    Returns:
+        Cos and sin, each ``[m, r / 2]`` float32.
+    """
     angles = positions.float().unsqueeze(-1) * frequencies
     return angles.cos(), angles.sin()
 

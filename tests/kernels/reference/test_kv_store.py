@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,25 +13,19 @@ from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, quant
 
 CHANNELS = {"kv": 512, "index": 128, "window": 512}
-LAYOUT = CacheLayout(
-    owners=(Owner(layer=0, ratio=32),),
-    head_dim=CHANNELS["kv"],
-    index_head_dim=CHANNELS["index"],
-    window=4,
-    ring=8,
-    window_layers=1,
-    window_record=Record.FP8_32,
-    kv_record=Record.FP4_16,
-    index_record=Record.FP4_32,
-)
 FIELDS = [*CHANNELS]
 
 
-def make_field(kind: str, record: Record, *, ratio: int = 32, outer: int = 3) -> RecordField:
-    """A field of the pool, with a page (slot) of 256 / ratio entries (8 ring rows)."""
-    layout = dataclasses.replace(
-        LAYOUT,
-        owners=(Owner(0, ratio),),
+def make_field(kind: str, record: Record, *, rows: int = 8, outer: int = 3) -> RecordField:
+    """A field of the pool: pages of ``rows`` entries, or rings of as many rows."""
+    layout = CacheLayout(
+        page_size=rows,
+        owners=(Owner(layer=0, ratio=1),),
+        head_dim=CHANNELS["kv"],
+        index_head_dim=CHANNELS["index"],
+        window=4,
+        ring=rows,
+        window_layers=1,
         window_record=record,
         kv_record=record,
         index_record=record,
@@ -151,8 +143,8 @@ class TestGoldenPages:
         assert torch.equal(loaded, vectors[f"{name}.dequant_bf16"])
 
     def test_index_pages_are_read_as_they_are(self, vectors: dict[str, Tensor]) -> None:
-        """64 keys a page in the file, hence ratio 4; rows lie at the file's own addresses."""
-        field = make_field("index", Record.FP4_32, ratio=4, outer=2)
+        """64 keys a page; rows lie at the file's own addresses."""
+        field = make_field("index", Record.FP4_32, rows=64, outer=2)
         raw_bytes(field).copy_(vectors["indexk_fp4.pages_u8"])
         loc = vectors["indexk_fp4.loc"].long()
         loaded = kv_store.load_rows(field, loc // 64, loc % 64, torch.float32)

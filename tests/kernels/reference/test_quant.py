@@ -1,4 +1,7 @@
-"""Number formats: the golden bytes, and the edges that the golden files lack."""
+"""Number formats: the golden bytes, and the edges that the golden files lack.
+
+Of ``golden/quant``, ``v4_kv_fp8`` belongs to DeepSeek-V4, whose rows nothing here stores yet.
+"""
 
 from __future__ import annotations
 

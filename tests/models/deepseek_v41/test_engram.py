@@ -1,0 +1,166 @@
+"""Engram rows: exact integers from outside, whatever the split and the neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from leadline.config.model import ModelConfig
+from leadline.config.presets import TINY_WINDOW128, V41_FLASH
+from leadline.core.errors import ConfigError
+from leadline.models.batch import ForwardBatch
+from leadline.models.deepseek_v41.engram import (
+    EngramHash,
+    compressed_token_map,
+    hash_multipliers,
+    hash_primes,
+)
+
+CPU = torch.device("cpu")
+# An id that no golden sequence uses stands for images, so that masks can be put in by hand.
+IMAGE = -7
+CONFIGS: dict[str, ModelConfig] = {
+    "tiny": dataclasses.replace(TINY_WINDOW128, engram_compressed_vocab_size=360),
+    "official": V41_FLASH,
+}
+both = pytest.mark.parametrize("name", CONFIGS)
+
+
+@pytest.fixture(scope="session")
+def engram(golden: Path) -> dict[str, Tensor]:
+    """Tensors of ``golden/engram``."""
+    return load_file(golden / "engram/vectors.safetensors")
+
+
+@pytest.fixture(scope="session")
+def hashes(engram: dict[str, Tensor]) -> dict[str, EngramHash]:
+    """The hash of both configurations, with the files' token maps."""
+    return {
+        name: EngramHash(
+            dataclasses.replace(config, image_token_id=IMAGE),
+            engram[f"{name}.token_map"].tolist(),
+            CPU,
+        )
+        for name, config in CONFIGS.items()
+    }
+
+
+def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
+    """Requests as ``(ids so far, how many of them are new)``; what no hash reads is left empty."""
+    none = torch.empty(0, dtype=torch.int64)
+    counts = torch.tensor([new for _, new in parts])
+    fed = [(ids[: len(ids) - new], ids[len(ids) - new :]) for ids, new in parts]
+    return ForwardBatch(
+        ids=torch.tensor([i for _, new in fed for i in new], dtype=torch.int32),
+        pos=torch.cat([torch.arange(len(old), len(old) + len(new)) for old, new in fed]),
+        req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts).int(),
+        q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
+        seq_len=torch.tensor([len(ids) for ids, _ in parts], dtype=torch.int32),
+        slot=none,
+        floor_lo=none,
+        floor_up=none,
+        write_from=none,
+        page_table=none,
+        hist=torch.tensor([([-1] * 3 + old)[-3:] for old, _ in fed], dtype=torch.int32),
+        rows_upper=none,
+        sample_rows=none,
+    )
+
+
+def golden_ids(engram: dict[str, Tensor], sequence: str) -> list[int]:
+    """Ids of a sequence, masked places replaced by the image token."""
+    ids = engram[f"{sequence}.input_ids"]
+    mask = engram.get(f"{sequence}.token_mask")
+    return (ids if mask is None else ids.masked_fill(mask == 0, IMAGE)).tolist()
+
+
+class TestConstants:
+    @both
+    def test_primes(self, engram: dict[str, Tensor], name: str) -> None:
+        assert hash_primes(CONFIGS[name]) == engram[f"{name}.primes"].tolist()
+
+    @both
+    def test_multipliers(self, engram: dict[str, Tensor], name: str) -> None:
+        assert hash_multipliers(CONFIGS[name]).tolist() == engram[f"{name}.multipliers"].tolist()
+
+    @both
+    def test_offsets(
+        self, engram: dict[str, Tensor], hashes: dict[str, EngramHash], name: str
+    ) -> None:
+        assert torch.equal(hashes[name].offsets, engram[f"{name}.offsets"])
+
+    @both
+    def test_configurations_are_those_of_the_file(self, golden: Path, name: str) -> None:
+        params = json.loads((golden / "engram/params.json").read_text())[name]
+        config = CONFIGS[name]
+        assert params.pop("checks")["prime_sums"] == list(config.engram_num_embeddings)
+        for key, value in params.items():
+            got = getattr(config, key)
+            assert (list(got) if isinstance(got, tuple) else got) == value, key
+
+    def test_token_map_of_the_tiny_tokenizer(self, golden: Path, engram: dict[str, Tensor]) -> None:
+        tokenizer = Tokenizer.from_file(str(golden / "v41-tiny/tokenizer.json"))
+        assert compressed_token_map(tokenizer) == engram["tiny.token_map"].tolist()
+
+    def test_tokenizer_of_another_model_is_refused(self, engram: dict[str, Tensor]) -> None:
+        config = dataclasses.replace(CONFIGS["tiny"], engram_compressed_vocab_size=361)
+        with pytest.raises(ConfigError, match=r"360.*engram_compressed_vocab_size is 361"):
+            EngramHash(config, engram["tiny.token_map"].tolist(), CPU)
+
+
+class TestGoldenRows:
+    @both
+    @pytest.mark.parametrize("sequence", ["seq0", "seq1", "seq2", "seq3"])
+    def test_whole_sequences(
+        self, engram: dict[str, Tensor], hashes: dict[str, EngramHash], name: str, sequence: str
+    ) -> None:
+        ids = golden_ids(engram, f"{name}.{sequence}")
+        rows, live = hashes[name].rows(batch_of((ids, len(ids))))
+        assert torch.equal(rows.int(), engram[f"{name}.{sequence}.rows"])
+        assert live.all()
+
+    @both
+    def test_masked_positions_block_the_look_back(
+        self, engram: dict[str, Tensor], hashes: dict[str, EngramHash], name: str
+    ) -> None:
+        ids, mask = golden_ids(engram, f"{name}.masked"), engram[f"{name}.masked.token_mask"] > 0
+        rows, live = hashes[name].rows(batch_of((ids, len(ids))))
+        assert torch.equal(live, mask)
+        assert torch.equal(rows[mask].int(), engram[f"{name}.masked.rows"][mask])
+
+    @both
+    @pytest.mark.parametrize("sequence", ["seq3", "masked"])
+    def test_all_sequences_in_one_step(
+        self, engram: dict[str, Tensor], hashes: dict[str, EngramHash], name: str, sequence: str
+    ) -> None:
+        """Neighbours, and padding rows between them, are none of a request's business."""
+        order = ["seq1", None, "seq0", sequence, None, "seq2"]
+        whole = [[0, 0] if s is None else golden_ids(engram, f"{name}.{s}") for s in order]
+        counts = [len(ids) for ids in whole]
+        rows, live = hashes[name].rows(batch_of(*zip(whole, counts, strict=True)))
+        for s, got, alive in zip(order, rows.int().split(counts), live.split(counts), strict=True):
+            if s is not None:
+                assert torch.equal(got[alive], engram[f"{name}.{s}.rows"][alive])
+
+
+def test_rows_stay_inside_the_table(hashes: dict[str, EngramHash]) -> None:
+    for name, config in CONFIGS.items():
+        ids = torch.randint(0, config.vocab_size, (500,)).tolist()
+        rows, _ = hashes[name].rows(batch_of((ids, 500)))
+        assert (rows >= 0).all()
+        assert (rows.amax((0, 2)) < torch.tensor(config.engram_num_embeddings)).all()
+
+
+def test_without_a_tokenizer_classes_are_ids() -> None:
+    plain = EngramHash(TINY_WINDOW128, None, CPU)
+    mapped = EngramHash(TINY_WINDOW128, list(range(512)), CPU)
+    ids = torch.randint(0, 510, (50,)).tolist()
+    one, other = (h.rows(batch_of((ids, 50)))[0] for h in (plain, mapped))
+    assert torch.equal(one, other)

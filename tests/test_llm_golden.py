@@ -1,0 +1,75 @@
+"""The golden vectors through the whole engine: prompt logits, chunked prefill, mixed decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from leadline import LLM, SamplingParams
+
+LENGTHS = (1, 7, 120, 130, 300, 700)
+
+
+def make(golden: Path, rows: int) -> LLM:
+    return LLM(
+        golden / "v41-tiny",
+        kv_cache_dtype="float32",
+        kv_cache_memory_bytes=2**26,
+        max_num_batched_tokens=rows,
+        max_num_seqs=min(rows, 16),
+        skip_tokenizer_init=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def cases(golden: Path) -> dict[str, Tensor]:
+    return load_file(golden / "v41-tiny" / "cases.safetensors")
+
+
+@pytest.mark.parametrize("rows", [7, 64, 256, 8192])
+def test_prompt_logits_are_within_2e_4_for_any_chunk(
+    golden: Path, cases: dict[str, Tensor], rows: int
+) -> None:
+    llm = make(golden, rows)
+    for length in LENGTHS if rows > 7 else LENGTHS[:4]:
+        logits = llm.prompt_logits(cases[f"p{length}.input_ids"].tolist())
+        assert logits.dtype == torch.float32
+        assert logits.shape == (length, 512)
+        want = cases[f"p{length}.noquant.prompt_logits"]
+        torch.testing.assert_close(logits[-len(want) :], want, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("rows", [16, 64, 8192])
+def test_eight_requests_together_draw_every_greedy_token(
+    golden: Path, cases: dict[str, Tensor], rows: int
+) -> None:
+    """Short ones decode while long ones are still in prefill."""
+    llm = make(golden, rows)
+    lengths = [700, 1, 120, 7, 300, 130, 120, 7]
+    prompts = [cases[f"p{length}.input_ids"].tolist() for length in lengths]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    for length, output in zip(lengths, outputs, strict=True):
+        [answer] = output.outputs
+        assert answer.token_ids == cases[f"p{length}.noquant.greedy_ids"].tolist()
+        assert answer.logprobs is not None
+        rows_ = cases[f"p{length}.noquant.greedy_logits"].log_softmax(-1)
+        for row, token, entry in zip(rows_, answer.token_ids, answer.logprobs, strict=True):
+            assert entry[token].logprob == pytest.approx(float(row[token]), abs=4e-4)
+
+
+def test_small_pages_change_nothing(golden: Path, cases: dict[str, Tensor]) -> None:
+    llm = LLM(
+        golden / "v41-tiny",
+        kv_cache_dtype="float32",
+        block_size=16,
+        kv_cache_memory_bytes=2**26,
+        skip_tokenizer_init=True,
+    )
+    logits = llm.prompt_logits(cases["p300.input_ids"].tolist())
+    want = cases["p300.noquant.prompt_logits"]
+    torch.testing.assert_close(logits[-32:], want, rtol=0, atol=2e-4)
