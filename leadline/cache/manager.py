@@ -36,6 +36,9 @@ class Hit:
     num_indexed_tokens: int = 0
 
 
+_NO_HIT = Hit()
+
+
 class CacheManager:
     """Gives pages and slots to requests, finds known prefixes, and can prove its books.
 
@@ -133,9 +136,9 @@ class CacheManager:
         Nothing changes but the request's digests: pages are pinned by ``admit``.
         """
         assert not request.pages, f"request {request.request_id} is looked up while it has pages"
+        self._start_chain(request)
         if not self._enable_prefix_caching:
             return Hit()
-        self._start_chain(request)
         num_pages = num_full_pages(cap, self.page_size)
         self._extend_digests(request, num_pages)
         pages = self._index.match(request.digests, num_pages)
@@ -189,7 +192,7 @@ class CacheManager:
             Whether they do now; False when too few pages are free.
         """
         missing = self.pages_of(end) - len(request.pages)
-        if missing > self.num_free_pages and not self.drop_hot(num_pages=missing):
+        if not self.make_room(missing):
             return False
         for _ in range(missing):
             if not self._pages.num_free:
@@ -283,9 +286,11 @@ class CacheManager:
         The slot holds the state of its first ``confirmed`` tokens, all of them accepted.
 
         Returns:
-            False when hot slots are off or the request has no session; then release it.
+            False when hot slots are off, the request has no session, or the cache was reset since
+            it was looked up; then release it.
         """
-        if not self._hot.capacity or request.session_key is None:
+        is_stale = request.digest_root != self._request_root(request)
+        if not self._hot.capacity or request.session_key is None or is_stale:
             return False
         if (older := self._hot.pop(request)) is not None:
             self._release_hot(older)
@@ -317,13 +322,30 @@ class CacheManager:
         taken = self._hot.pop(request)
         assert taken is hot, f"request {request.request_id} takes a hot slot of somebody else"
         self._start_chain(request)
+        self._extend_digests(request, hot.committed)
         request.slot, request.pages, request.committed = hot.slot, hot.pages, hot.committed
 
-    def drop_hot(self, *, num_pages: int) -> bool:
-        """Drop hot slots, oldest first, until ``num_pages`` are free; says whether they are."""
-        while self.num_free_pages < num_pages and len(self._hot):
+    def make_room(self, num_pages: int, *, beside: Hit = _NO_HIT) -> bool:
+        """Drop hot slots, oldest first, until ``num_pages`` are free beside those of a hit.
+
+        Returns:
+            Whether they are. Where all hot slots would not suffice, none is dropped (2.6).
+        """
+        missing = num_pages - self.num_free_pages_beside(beside)
+        if missing > 0 and missing > self._num_hot_pages(beside):
+            return False
+        while self.num_free_pages_beside(beside) < num_pages:
             self._drop_oldest_hot()
-        return self.num_free_pages >= num_pages
+        return True
+
+    def _num_hot_pages(self, beside: Hit) -> int:
+        """Pages that only hot slots hold, and no hit wants."""
+        held = Counter(page for hot in self._hot for page in hot.pages)
+        return sum(
+            self._pages.num_holders(page) == count
+            for page, count in held.items()
+            if page not in beside.pages
+        )
 
     def _drop_oldest_hot(self) -> None:
         self._release_hot(self._hot.pop_oldest())
@@ -334,10 +356,13 @@ class CacheManager:
 
     # Pages and digests.
 
+    def _request_root(self, request: Request) -> bytes:
+        salt = request.cache_salt
+        return self._root if salt is None else root_digest(self._root, salt)
+
     def _start_chain(self, request: Request) -> None:
         """Set the root of a request's digests; old ones go when the cache was reset meanwhile."""
-        salt = request.cache_salt
-        root = self._root if salt is None else root_digest(self._root, salt)
+        root = self._request_root(request)
         if request.digest_root != root:
             request.digest_root = root
             request.digests.clear()
