@@ -221,6 +221,7 @@ def fake_engine(
     prefix_caching: bool = True,
     hot_slots: int = 0,
     asynchronous: bool = False,
+    checks_integrity: bool = False,
     clock: Callable[[], float] = time.monotonic,
     poison: int | None = None,
     fail_on: int | None = None,
@@ -250,7 +251,7 @@ def fake_engine(
             max_model_len=max_model_len,
             num_history=NUM_HISTORY,
             asynchronous=asynchronous,
-            checks_integrity=True,
+            checks_integrity=checks_integrity,
             clock=clock,
         )
     assert isinstance(engine._scheduler, CheckedScheduler)
