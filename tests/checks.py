@@ -36,8 +36,8 @@ class CheckedScheduler(Scheduler):
         super().__init__(config, cache, metrics, policy, eos_token_id=eos_token_id, clock=clock)
         self.plans: list[StepPlan] = []
         self._is_stalled = False
-        self.first_fed: dict[tuple[str, int], int] = {}
-        self._num_upper: dict[tuple[str, int], int] = defaultdict(int)
+        self.first_fed: dict[tuple[Request, int], int] = {}
+        self._num_upper: dict[tuple[Request, int], int] = defaultdict(int)
 
     def plan(self) -> StepPlan | None:
         decoding = [
@@ -108,7 +108,7 @@ class CheckedScheduler(Scheduler):
 
     def _check_prefill(self, group: RowGroup) -> None:
         request, end = group.request, group.request.prefill_end
-        key = request.request_id, request.generation
+        key = request, request.generation
         is_first = key not in self.first_fed
         first_fed = self.first_fed.setdefault(key, group.start)
         threshold = self._config.long_prefill_threshold
@@ -157,7 +157,9 @@ class CheckedScheduler(Scheduler):
         first = min(self.waiting, key=lambda r: r.priority, default=None)
         if first is None or first.priority >= max((r.priority for r in prefills), default=-99):
             return
-        num_prefills = len({*prefills, *(r for r in self.running if r.state is RequestState.PREFILL)})
+        num_prefills = len(
+            {*prefills, *(r for r in self.running if r.state is RequestState.PREFILL)}
+        )
         if num_prefills >= self._config.max_prefills or not self._cache.num_free_slots:
             return
         whole = self._cache.pages_of(min(len(first.tokens) + 1, max_positions(first))) + 1
