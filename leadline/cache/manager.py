@@ -36,6 +36,9 @@ class Hit:
     num_indexed_tokens: int = 0
 
 
+_NO_HIT = Hit()
+
+
 class CacheManager:
     """Gives pages and slots to requests, finds known prefixes, and can prove its books.
 
@@ -190,7 +193,7 @@ class CacheManager:
             Whether they do now; False when too few pages are free.
         """
         missing = self.pages_of(end) - len(request.pages)
-        if missing > self.num_free_pages and not self.drop_hot(num_pages=missing):
+        if not self.make_room(missing):
             return False
         for _ in range(missing):
             if not self._pages.num_free:
@@ -323,11 +326,27 @@ class CacheManager:
         self._extend_digests(request, hot.committed)
         request.slot, request.pages, request.committed = hot.slot, hot.pages, hot.committed
 
-    def drop_hot(self, *, num_pages: int) -> bool:
-        """Drop hot slots, oldest first, until ``num_pages`` are free; says whether they are."""
-        while self.num_free_pages < num_pages and len(self._hot):
+    def make_room(self, num_pages: int, *, beside: Hit = _NO_HIT) -> bool:
+        """Drop hot slots, oldest first, until ``num_pages`` are free beside those of a hit.
+
+        Returns:
+            Whether they are. Where all hot slots would not suffice, none is dropped (2.6).
+        """
+        missing = num_pages - self.num_free_pages_beside(beside)
+        if missing > 0 and missing > self._num_hot_pages(beside):
+            return False
+        while self.num_free_pages_beside(beside) < num_pages:
             self._drop_oldest_hot()
-        return self.num_free_pages >= num_pages
+        return True
+
+    def _num_hot_pages(self, beside: Hit) -> int:
+        """Pages that only hot slots hold, and no hit wants."""
+        held = Counter(page for hot in self._hot for page in hot.pages)
+        return sum(
+            self._pages.num_holders(page) == count
+            for page, count in held.items()
+            if page not in beside.pages
+        )
 
     def _drop_oldest_hot(self) -> None:
         self._release_hot(self._hot.pop_oldest())

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from leadline.cache.manager import CacheManager
-from leadline.cache.sizing import CacheSize, pages_of
+from leadline.cache.sizing import CacheSize
 from leadline.config.engine import SchedulerConfig
 from leadline.core.request import (
     FinishReason,
@@ -20,7 +19,9 @@ from leadline.core.request import (
     TokenOutput,
 )
 from leadline.engine.metrics import EngineMetrics
-from leadline.engine.scheduler import GroupResult, RowKind, Scheduler, StepPlan
+from leadline.engine.plan import GroupResult, RowKind, StepPlan
+from tests.checks import CheckedScheduler
+from tests.fakes import BOUNDED
 
 EOS = 1
 
@@ -36,11 +37,14 @@ def make(
     *,
     arrival: float = 0.0,
     priority: int = 0,
+    session_key: str | None = None,
     **sampling: object,
 ) -> Request:
     prompt = array("i", random.Random(name).choices(range(2, 97), k=num_prompt))
     params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
-    return Request(name, prompt, num_prompt, params, arrival=arrival, priority=priority)
+    return Request(
+        name, prompt, num_prompt, params, arrival, priority=priority, session_key=session_key
+    )
 
 
 @dataclass
@@ -49,16 +53,24 @@ class Harness:
 
     num_pages: int = 9
     num_slots: int = 5
+    page_size: int = 256
     config: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=512)
     )
 
+    now: float = 0.0
+
     def __post_init__(self) -> None:
-        self.cache = CacheManager(
-            CacheSize(num_pages=self.num_pages, num_slots=self.num_slots, page_size=256)
-        )
+        self.cache = CacheManager(CacheSize(self.num_pages, self.num_slots, self.page_size))
         self.metrics = EngineMetrics()
-        self.scheduler = Scheduler(self.config, self.cache, self.metrics, eos_token_id=EOS)
+        self.scheduler = CheckedScheduler(
+            self.config,
+            self.cache,
+            self.metrics,
+            BOUNDED,
+            eos_token_id=EOS,
+            clock=lambda: self.now,
+        )
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, TokenOutput] = {}
 
@@ -74,35 +86,22 @@ class Harness:
             self.finished[output.request_id] = output
 
     def step(self) -> StepPlan:
-        decoding = [r for r in self.scheduler.running if r.state is RequestState.DECODE]
-        plan = self.scheduler.plan()
-        self.check_plan(plan, decoding)
+        plan = self.plan()
+        self.apply(plan)
+        return plan
+
+    def apply(self, plan: StepPlan) -> None:
         results = [
             GroupResult(token_ids=(next_token(g.request.tokens),) if g.num_sampled else ())
             for g in plan.groups
         ]
         for output in self.scheduler.apply(plan, results):
             self.book(output)
-        self.scheduler.check_integrity()
-        return plan
 
-    def check_plan(self, plan: StepPlan, decoding: list[Request]) -> None:
-        """Invariant 32 and what a row group promises."""
-        config, groups = self.config, plan.groups
-        decodes = [g.request for g in groups if g.kind is RowKind.DECODE]
-        assert plan.num_rows == sum(g.num_rows for g in groups) <= config.max_num_batched_tokens
-        assert len({g.request.slot for g in groups}) == len(groups)
-        assert len(self.scheduler.running) <= config.max_num_seqs
-        if decodes:
-            assert plan.num_prefill_rows <= config.max_prefill_rows
-        preempted = [r for r in decoding if r.state is RequestState.WAITING]
-        assert len(decodes) + len(preempted) == len(decoding)
-        prefills = [r for r in self.scheduler.running if r.state is RequestState.PREFILL]
-        assert len(prefills) <= config.max_prefills
-        for g in groups:
-            assert g.num_rows > 0
-            assert g.num_sampled == (g.end == len(g.request.tokens))
-            assert len(g.request.pages) == pages_of(g.end, 256)
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        return plan
 
     def run(self) -> None:
         while self.scheduler.num_requests:
@@ -122,68 +121,6 @@ def expected(request: Request) -> list[int]:
     for _ in range(request.sampling.max_tokens):
         tokens.append(next_token(tokens))
     return list(tokens[request.num_prompt_tokens :])
-
-
-@dataclass
-class Trace:
-    """A small cache, tight budgets, requests with arrival steps, and aborts by step."""
-
-    harness: Harness
-    arrivals: list[Request]
-    aborts: dict[int, str]
-
-    @classmethod
-    def random(cls, seed: int) -> Trace:
-        """Long answers to short prompts, which run out of pages, among whatever else."""
-        rng = random.Random(seed)
-        num_seqs, num_pages = rng.randint(1, 6), rng.randint(4, 10)
-        harness = Harness(
-            num_pages=num_pages + 1,
-            num_slots=num_seqs + 1,
-            config=SchedulerConfig(
-                max_num_seqs=num_seqs,
-                max_num_batched_tokens=rng.randint(num_seqs, 600),
-                max_prefill_rows=rng.randint(1, 400),
-                max_prefills=rng.randint(1, 4),
-                max_bypass=rng.randint(0, 3),
-            ),
-        )
-        longest, arrivals = 256 * num_pages, []
-        for i in range(rng.randint(1, 10)):
-            num_prompt = rng.choice([rng.randint(1, 260), rng.randint(200, longest - 1)])
-            max_tokens = min(rng.choice([rng.randint(1, 40), 600]), longest - num_prompt)
-            arrival, priority = rng.randint(0, 100), rng.choice([0, 0, 1])
-            arrivals.append(
-                make(f"r{i}", num_prompt, max_tokens, arrival=arrival, priority=priority)
-            )
-        names = [request.request_id for request in arrivals]
-        aborts = {rng.randint(0, 500): rng.choice(names) for _ in range(rng.randint(0, 3))}
-        return cls(harness, sorted(arrivals, key=lambda request: request.arrival), aborts)
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 2**32).map(Trace.random))
-def test_any_trace_keeps_the_rules_and_finishes_with_the_right_tokens(trace: Trace) -> None:
-    """Invariants 1 to 6, 8, 32, 33 and 34 over random loads."""
-    harness, pending = trace.harness, trace.arrivals
-    want = {request.request_id: expected(request) for request in pending}
-    step = 0
-    while pending or harness.scheduler.num_requests:
-        while pending and pending[0].arrival <= step:
-            harness.add(pending.pop(0))
-        if step in trace.aborts and (output := harness.scheduler.abort(trace.aborts[step])):
-            harness.book(output)
-        if harness.scheduler.num_requests:
-            assert harness.step().groups, "requests are open and nothing was scheduled"
-        step += 1
-    harness.check_idle()
-    for name, tokens in want.items():
-        if harness.finished[name].finish_reason is FinishReason.ABORT:
-            assert harness.tokens[name] == tokens[: len(harness.tokens[name])]
-        else:
-            assert harness.finished[name].finish_reason is FinishReason.LENGTH
-            assert harness.tokens[name] == tokens
-    assert sum(harness.metrics.finished.values()) == len(want)
 
 
 def test_decodes_run_first_and_prefill_rows_are_capped_beside_them() -> None:
@@ -206,8 +143,8 @@ def test_a_prompt_is_cut_into_chunks_of_the_budget_and_sampled_once() -> None:
     plans = [harness.step() for _ in range(3)]
     assert [(p.groups[0].start, p.groups[0].num_rows) for p in plans] == [
         (0, 256),
-        (256, 256),
-        (512, 88),
+        (256, 216),  # up to where the upper half begins
+        (472, 128),
     ]
     assert [p.groups[0].num_sampled for p in plans] == [0, 0, 1]
     harness.check_idle()
@@ -252,7 +189,8 @@ def test_the_preempted_request_is_first_in_its_class_and_nobody_passes_it() -> N
         harness.step()
     harness.add(make("later", 10, 5, arrival=2.0))
     harness.add(make("urgent", 10, 5, arrival=3.0, priority=-1))
-    assert [r.request_id for r in harness.scheduler.waiting] == ["urgent", "victim", "later"]
+    order = harness.scheduler.waiting.in_order(harness.now, Counter())
+    assert [r.request_id for r in order] == ["urgent", "victim", "later"]
     while victim.state is RequestState.WAITING:
         harness.step()
         assert "later" not in harness.finished
@@ -268,6 +206,137 @@ def test_priority_decides_the_order_of_admission_and_of_preemption() -> None:
     assert [g.request.request_id for g in harness.step().groups] == ["r2", "r1", "r0"]
     harness.run()
     assert [request.num_preemptions > 0 for request in requests] == [True, False, False]
+
+
+def test_a_higher_class_does_not_wait_for_the_rows_of_a_lower_one() -> None:
+    """Invariant 38: neither to be admitted nor for the rest of a long prompt."""
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, max_prefill_rows=100)
+    harness = Harness(config=config)
+    harness.add(make("long", 1000, 2, priority=1))
+    harness.step()
+    harness.add(make("urgent", 130, 2, arrival=1.0))
+    rows = [
+        [(group.request.request_id, group.num_rows) for group in harness.step().groups]
+        for _ in range(2)
+    ]
+    assert rows == [[("urgent", 2), ("long", 98)], [("urgent", 100)]]
+    harness.run()
+
+
+def test_waiting_improves_the_class() -> None:
+    """Ageing: an old request of a low class comes before a new one of a higher class."""
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, priority_aging_seconds=10)
+    harness = Harness(num_slots=2, config=config)
+    harness.add(make("running", 10, 5))
+    harness.step()
+    harness.add(make("low", 10, 1, arrival=0.0, priority=2))
+    harness.add(make("high", 10, 1, arrival=20.0))
+    harness.now = 29.0
+    order = harness.scheduler.waiting.in_order(harness.now, Counter())
+    assert [request.request_id for request in order] == ["low", "high"]
+    harness.now = 19.0
+    order = harness.scheduler.waiting.in_order(harness.now, Counter())
+    assert [request.request_id for request in order] == ["high", "low"]
+    harness.run()
+    assert list(harness.finished) == ["running", "high", "low"]
+
+
+def test_a_session_with_much_running_lets_others_in_first() -> None:
+    harness = Harness(
+        num_slots=4, config=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=512)
+    )
+    for i in range(4):
+        harness.add(make(f"greedy{i}", 10, 9, arrival=float(i), session_key="greedy"))
+    harness.add(make("modest", 10, 9, arrival=9.0, session_key="modest"))
+    harness.add(make("nobody", 10, 9, arrival=10.0))
+    harness.step()
+    assert [r.request_id for r in harness.scheduler.running] == ["greedy0", "greedy1", "greedy2"]
+    harness.scheduler.abort("greedy0")
+    harness.step()
+    assert [r.request_id for r in harness.scheduler.running] == ["greedy1", "greedy2", "modest"]
+    harness.scheduler.abort("greedy1")
+    harness.step()
+    assert "nobody" in [r.request_id for r in harness.scheduler.running]
+
+
+def test_long_prompts_share_a_step_under_a_threshold_and_take_turns() -> None:
+    config = SchedulerConfig(
+        max_num_seqs=4, max_num_batched_tokens=100, long_prefill_threshold=40, max_prefills=4
+    )
+    harness = Harness(config=config)
+    for name in "abc":
+        harness.add(make(name, 200, 2))
+    plans = [harness.step() for _ in range(3)]
+    rows = [{group.request.request_id: group.num_rows for group in plan.groups} for plan in plans]
+    assert rows == [
+        {"a": 40, "b": 40, "c": 20},
+        {"c": 40, "a": 32, "b": 28},  # up to where the upper half of a begins
+        {"c": 12, "b": 4, "a": 40},
+    ]
+    progress = [request.fed for request in harness.scheduler.running]
+    assert max(progress) - min(progress) <= 40
+    harness.run()
+
+
+def test_no_more_prompts_than_max_prefills_are_under_way() -> None:
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_prefills=2)
+    harness = Harness(config=config)
+    for name in "abc":
+        harness.add(make(name, 50, 1))
+    assert [group.request.request_id for group in harness.step().groups] == ["a", "b"]
+    harness.run()
+
+
+def test_a_request_ends_at_its_deadline_wherever_it_is() -> None:
+    harness = Harness(
+        num_slots=2, config=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=16)
+    )
+    for name in ("decoding", "waiting", "patient"):
+        harness.add(make(name, 10, 5)).deadline = None if name == "patient" else 2.0
+    harness.step()
+    harness.now = 1.9
+    assert harness.scheduler.expire() == []
+    harness.now = 2.0
+    late = harness.scheduler.expire()
+    assert [(output.request_id, output.finish_reason) for output in late] == [
+        ("decoding", FinishReason.ERROR),
+        ("waiting", FinishReason.ERROR),
+    ]
+    assert late[0].error == "request decoding: its deadline passed after 2.0 s"
+    for output in late:
+        harness.book(output)
+    harness.run()
+    harness.check_idle()
+
+
+def test_a_step_in_flight_is_booked_before_somebody_is_preempted() -> None:
+    """cache-and-scheduling 5.9, rule 5."""
+    harness = Harness(num_pages=7, page_size=16)  # six pages for two requests that want four each
+    requests = [harness.add(make(name, 25, 30, arrival=i)) for i, name in enumerate("ab")]
+    previous, waited = harness.plan(), []
+    while not requests[1].num_preemptions:
+        plan = harness.scheduler.plan()
+        waited.append(plan is None)
+        harness.apply(previous)
+        previous = plan or harness.plan()  # one of a preempted request is refused here
+    assert waited == [False] * (len(waited) - 1) + [True]
+    harness.apply(previous)
+    harness.run()
+    assert [harness.tokens[r.request_id] for r in requests] == [expected(r) for r in requests]
+    harness.check_idle()
+
+
+def test_a_result_for_an_earlier_life_changes_nothing() -> None:
+    """Invariant 35: the generation tells."""
+    harness = Harness()
+    request = harness.add(make("a", 5, 9))
+    plan = harness.plan()
+    output = harness.scheduler.abort("a")
+    assert output is not None
+    tokens = list(request.tokens)
+    assert harness.scheduler.apply(plan, [GroupResult((7,))]) == []
+    assert list(request.tokens) == tokens
+    harness.check_idle()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +369,7 @@ def test_what_ends_a_request(
 ) -> None:
     harness = Harness()
     harness.add(make("a", 5, **{"max_tokens": 4, **sampling}))  # type: ignore[arg-type]
-    plan = harness.scheduler.plan()
+    plan = harness.plan()
     logprobs = (TokenLogprobs(token, -1.5, 1),)
     [output] = harness.scheduler.apply(plan, [GroupResult((token,), logprobs)])
     assert output == TokenOutput("a", (token,), logprobs, reason, stop_token_id)
@@ -310,7 +379,7 @@ def test_min_tokens_counts_the_stopping_token_itself() -> None:
     harness = Harness()
     harness.add(make("a", 5, 10, min_tokens=3))
     for number in (1, 2, 3):
-        [output] = harness.scheduler.apply(harness.scheduler.plan(), [GroupResult((EOS,))])
+        [output] = harness.scheduler.apply(harness.plan(), [GroupResult((EOS,))])
         assert (output.finish_reason is FinishReason.STOP) == (number == 3)
 
 
@@ -319,7 +388,7 @@ def test_tokens_after_the_ending_one_are_dropped() -> None:
     harness = Harness()
     harness.add(make("a", 5, 10))
     result = GroupResult((7, EOS, 9), tuple(TokenLogprobs(t, 0.0, 1) for t in (7, EOS, 9)))
-    [output] = harness.scheduler.apply(harness.scheduler.plan(), [result])
+    [output] = harness.scheduler.apply(harness.plan(), [result])
     assert output.token_ids == (7, EOS)
     assert [entry.token_id for entry in output.logprobs] == [7, EOS]
     assert output.finish_reason is FinishReason.STOP
@@ -328,7 +397,7 @@ def test_tokens_after_the_ending_one_are_dropped() -> None:
 def test_an_error_ends_one_request_and_its_neighbour_goes_on() -> None:
     harness = Harness()
     bad, good = harness.add(make("bad", 5, 10)), harness.add(make("good", 5, 10))
-    plan = harness.scheduler.plan()
+    plan = harness.plan()
     outputs = harness.scheduler.apply(plan, [GroupResult(error="broken"), GroupResult((9,))])
     assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
         ("bad", FinishReason.ERROR, "broken"),
@@ -346,7 +415,7 @@ def test_every_row_of_a_prompt_logits_request_is_wanted_and_nothing_is_sampled()
     sampled = []
     outputs: list[TokenOutput] = []
     while not outputs:
-        plan = harness.scheduler.plan()
+        plan = harness.plan()
         sampled.append(plan.groups[0].num_sampled)
         outputs = harness.scheduler.apply(plan, [GroupResult()])
     assert sampled == [8, 8, 4]
