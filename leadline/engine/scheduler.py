@@ -57,8 +57,11 @@ class Scheduler:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._num_unbooked = 0  # steps planned and not yet applied
+        threshold = config.long_prefill_threshold
         self._largest_prefill = min(
-            config.max_prefill_rows, config.max_num_batched_tokens - config.max_num_seqs
+            config.max_prefill_rows,
+            config.max_num_batched_tokens - config.max_num_seqs,
+            config.max_num_batched_tokens if threshold is None else threshold,
         )
         self.waiting = WaitingQueue(config.priority_aging_seconds)
         self.running: list[Request] = []

@@ -21,12 +21,13 @@ from leadline.core.request import EngineRequest, FinishReason, SamplingParams
 from leadline.engine.engine import Engine
 from leadline.engine.sampler import Sampler
 from leadline.models.deepseek_v41.model import DeepseekV41
-from tests.steps import make_stepper
+from tests.steps import Stepper, make_stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXACT = functools.partial(torch.testing.assert_close, rtol=0.0, atol=1e-12)
 WINDOW = 8  # of most tests: a replay is short, and still longer than a compression group
 PAGE = 16
+MOST_STEPS = 1000  # far more than any test needs: an engine that waits for ever fails
 
 
 @functools.cache
@@ -37,6 +38,14 @@ def tiny_model(
     return make_stepper(
         GOLDEN / "v41-tiny", dtype=dtype, window=window, quantize_activations=quantized
     ).model
+
+
+def stepper_of(model: DeepseekV41, *, num_pages: int = 64) -> Stepper:
+    """The model with an empty cache and no engine."""
+    layout = cache_layout(model.config, block_size=PAGE)
+    pool = CachePool(layout, num_pages=num_pages, num_slots=16, wide=model.wide)
+    model.bind_cache(pool)
+    return Stepper(model.config, model, pool, torch.device("cpu"))
 
 
 def tokens_of(length: int, seed: int) -> list[int]:
@@ -174,8 +183,11 @@ class Service:
 
     def run(self) -> None:
         """Step until everything has ended, and nothing is held."""
-        while self.engine.has_work:
+        for _ in range(MOST_STEPS):
+            if not self.engine.has_work:
+                break
             self.step()
+        assert not self.engine.has_work, f"work is left after {MOST_STEPS} steps"
         assert self.cache.num_free_pages == self.cache.num_pages
         assert self.cache.num_free_slots == self.cache.num_slots
 
