@@ -26,6 +26,7 @@ from tests.steps import Stepper, make_stepper
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXACT = functools.partial(torch.testing.assert_close, rtol=0.0, atol=1e-12)
 WINDOW = 8  # of most tests: a replay is short, and still longer than a compression group
+FULL_HALO = (WINDOW - 1) * 8  # of 8 layers: rows that a replay needs to be exact
 PAGE = 16
 MOST_STEPS = 1000  # far more than any test needs: an engine that waits for ever fails
 
