@@ -59,11 +59,13 @@ class Answer:
     """What a request got.
 
     Attributes:
-        logprobs: float64 ``[n, V]`` of each token, over the whole vocabulary.
+        chosen: log-probability of each token.
+        rows: those of the whole vocabulary, float64 ``[V]``, unless only the chosen are wanted.
     """
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
+    chosen: list[float] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     cached: int = 0
     replayed: int = 0
@@ -76,6 +78,7 @@ class Answer:
 
     @property
     def logprobs(self) -> Tensor:
+        """``[n, V]``."""
         return torch.stack(self.rows)
 
 
@@ -157,10 +160,11 @@ class Service:
         *,
         salt: str | None = None,
         priority: int = 0,
+        logprobs: int = -1,
     ) -> Answer:
         """Queue a greedy request; what it gets appears in the returned answer."""
         sampling = SamplingParams(
-            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=-1
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs
         )
         self.engine.add(
             EngineRequest(name, tuple(prompt), sampling, priority=priority, cache_salt=salt)
@@ -174,6 +178,9 @@ class Service:
             answer = self.answers[output.request_id]
             answer.tokens += output.token_ids
             for entry in output.logprobs:
+                answer.chosen.append(entry.logprob)
+                if not entry.top:
+                    continue
                 row = torch.empty(len(entry.top), dtype=torch.float64)
                 ids, values = zip(*entry.top, strict=True)
                 row[list(ids)] = torch.tensor(values, dtype=torch.float64)
