@@ -129,7 +129,7 @@ def make_stepper(
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration.
 
-    A ``window`` other than the checkpoint's own is good for tests alone: no weight's shape knows it.
+    ``window`` stands in for the checkpoint's own, which no weight's shape knows.
     """
     token_map = None
     source: CheckpointSource | DummySource

@@ -114,9 +114,7 @@ class Service:
     ) -> None:
         config = model.config
         layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=page_size)
-        self.size = CacheSize(
-            num_pages + 1, num_seqs + 1, page_size, 0 if lower else num_snapshots
-        )
+        self.size = CacheSize(num_pages + 1, num_seqs + 1, page_size, 0 if lower else num_snapshots)
         self.model = model
         self.pool = CachePool(
             layout,
@@ -202,9 +200,7 @@ class Service:
     def ask(self, *prompts: Sequence[int], max_tokens: int = 4) -> list[Answer]:
         """Answer prompts, all of them together."""
         first = len(self.answers)
-        answers = [
-            self.add(str(first + i), prompt, max_tokens) for i, prompt in enumerate(prompts)
-        ]
+        answers = [self.add(str(first + i), prompt, max_tokens) for i, prompt in enumerate(prompts)]
         self.run()
         return answers
 

@@ -58,7 +58,7 @@ def alone() -> list[Answer]:
 
 
 def run_trace(seed: int) -> Counter[str]:
-    """Add, step, abort, preempt and let end, with fewer pages and snapshots than everybody needs."""
+    """Add, step, abort, preempt and let end, with fewer pages and snapshots than all need."""
     draw = random.Random(seed)
     service = exact(
         model(),

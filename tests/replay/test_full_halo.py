@@ -1,4 +1,4 @@
-"""Replay with the full halo, ``window - 1`` rows a layer, is exact: an oracle for the rest (3.9)."""
+"""Replay with the full halo, ``window - 1`` rows a layer, is exact: the oracle (3.9)."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ class RowCounts:
 
     def take(self) -> tuple[list[int], list[int]]:
         """Rows by layer since the last call."""
-        found = [[counts[layer] for layer in range(LAYERS)] for counts in (self.caches, self.attends)]
+        found = [
+            [counts[layer] for layer in range(LAYERS)] for counts in (self.caches, self.attends)
+        ]
         self.caches.clear()
         self.attends.clear()
         return found[0], found[1]
@@ -112,7 +114,14 @@ def test_26_long_prompts(
 
 @pytest.mark.parametrize(
     ("hit", "end", "upper"),
-    [(512, 512, 128), (512, 513, 128), (512, 700, 128), (0, 100, 100), (0, 128, 128), (0, 129, 128)],
+    [
+        (512, 512, 128),
+        (512, 513, 128),
+        (512, 700, 128),
+        (0, 100, 100),
+        (0, 128, 128),
+        (0, 129, 128),
+    ],
 )
 def test_26_upper_rows_of_a_prefill(
     hit: int, end: int, upper: int, monkeypatch: pytest.MonkeyPatch
