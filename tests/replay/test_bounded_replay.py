@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ def warm_prompt(hit: int, end: int) -> list[int]:
 def learn(service: Service, hits: list[tuple[int, int]]) -> None:
     """Let the cache know the first ``hit`` tokens of each prompt."""
     for i, pair in enumerate(hits):
-        service.add(f"cold {i}", warm_prompt(*pair)[: pair[0]] + [5], 1)
+        service.add(f"cold {i}", [*warm_prompt(*pair)[: pair[0]], 5], 1)
     service.run()
 
 
@@ -272,13 +271,11 @@ def test_29_prompt_logits_are_exact_beside_trimmed_neighbours(cold: list[Answer]
     stepper = stepper_of(tiny_model())
     want = stepper.feed(stepper.start(tokens)).float()
     service = bounded(tiny_model(), chunk=25)
+    found: list[object] = []
     for i in range(2):
-        found: list[Tensor] = []
-        service.engine.add_prompt_logits(
-            f"logits {i}", tokens, lambda answer: found.append(torch.as_tensor(answer))
-        )
+        service.engine.add_prompt_logits(f"logits {i}", tokens, found.append)
         mates = ask_cold(service)
-        [got] = found
+        got = torch.as_tensor(found[i])
         torch.testing.assert_close(got, want, rtol=2**-23, atol=2**-23)
         for mate, alone in zip(mates, cold, strict=True):
             if not mate.cached:
@@ -307,7 +304,7 @@ class Tagged:
 
 
 @pytest.fixture
-def tagged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tagged]:
+def tagged(monkeypatch: pytest.MonkeyPatch) -> Tagged:
     tags, select, model = Tagged(), Indexer.select, tiny_model()
     layer_of = {id(block.attn.indexer): block.layer for block in model.blocks}
 
