@@ -60,13 +60,14 @@ class Sizes:
         new_tokens: of each answer; the first one comes from the prompt's last row.
     """
 
+    models: tuple[str, ...] = tuple(MODELS)
     prompts: int = 200
     pages: tuple[int, ...] = (1, 2)
     most_new: int = 256
     new_tokens: int = 4
 
 
-QUICK = Sizes(prompts=2, pages=(1,), most_new=8, new_tokens=2)
+QUICK = Sizes(models=("v41-tiny",), prompts=2, pages=(1,), most_new=8, new_tokens=2)
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ def main() -> None:
     args = argument_parser(__doc__).parse_args()
     torch.set_num_threads(args.threads)
     sizes = QUICK if args.quick else Sizes()
-    record = {**environment(), "preset": list(MODELS), "dtype": "float64"}
-    cases = [case for name in MODELS for case in measure(name, sizes)]
+    record = {**environment(), "preset": list(sizes.models), "dtype": "float64"}
+    cases = [case for name in sizes.models for case in measure(name, sizes)]
     print(f"{sizes.prompts} prompts on {record['device']}; deviations in standard deviations\n")
     print_table(
         ("model", "arm", "tokens", "mean", "median", "p90", "max", "KL median", "same best"),
