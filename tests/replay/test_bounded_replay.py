@@ -65,6 +65,20 @@ def warm() -> list[Answer]:
 # The lower half.
 
 
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_17_what_is_cached_keeps_its_bytes(chunk: int | None) -> None:
+    """Replayed hidden states are approximate; their entries are not written."""
+    service = bounded(tiny_model(), chunk=chunk)
+    service.ask(*(warm_prompt(*pair)[: pair[0]] for pair in HITS), max_tokens=1)
+    before = [tensor.clone() for tensor in global_fields(service)]
+    written = before[0].flatten(1).any(1)
+    assert written.sum() == sum(hit // PAGE for hit, _ in HITS)
+    warm = service.ask(*(warm_prompt(*pair) for pair in HITS))
+    assert all(answer.replayed for answer in warm)
+    for old, new in zip(before, global_fields(service), strict=True):
+        assert torch.equal(old[written], new[written])
+
+
 def test_19_replay_equals_one_forward_with_an_explicit_mask(warm: list[Answer]) -> None:
     for (hit, end), answer in zip(HITS, warm, strict=True):
         assert answer.replayed == WINDOW
@@ -209,6 +223,7 @@ def test_23_replayed_rows_have_the_ngrams_of_a_cold_run(image: bool) -> None:
     request.pages = array("i", [1, 2, 3])
 
     def rows(start: int) -> tuple[Tensor, Tensor]:
+        request.cached = min(40, start + WINDOW) if start else 0
         group = RowGroup(request, RowKind.PREFILL, start, 40 - start, 40 - start, 1)
         return model.engram_hash.rows(builder.build([group]))  # type: ignore[union-attr]
 
