@@ -1,4 +1,4 @@
-"""Both benchmark scripts run, and their result files say what was measured where."""
+"""The benchmark scripts run, and their result files say what was measured where."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = ("cpu_speed", "decode_profile", "replay_deviation")
 
 
 def run(script: str, tmp_path: Path) -> dict[str, Any]:
@@ -33,10 +34,10 @@ def run(script: str, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("benchmarks")
-    return {script: run(script, folder) for script in ("cpu_speed", "decode_profile")}
+    return {script: run(script, folder) for script in SCRIPTS}
 
 
-@pytest.mark.parametrize("script", ["cpu_speed", "decode_profile"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_result_names_its_command_commit_and_machine(
     script: str, results: dict[str, dict[str, Any]]
 ) -> None:
@@ -75,3 +76,17 @@ def test_the_profile_accounts_for_a_whole_step(results: dict[str, dict[str, Any]
     total = sum(op["percent"] for op in inside)
     assert total == pytest.approx(shares["forward"] + shares["sample"])
     assert case["ops"]["sparse_attention"]["calls"] == 12  # once a layer
+
+
+def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any]]) -> None:
+    cases = results["replay_deviation"]["cases"]
+    assert [(case["arm"], case["tokens"]) for case in cases] == [
+        (arm, tokens) for arm in ("lower", "upper", "both") for tokens in ("first", "decode")
+    ]
+    medians = {(c["arm"], c["tokens"]): c["mean_deviation"]["p50"] for c in cases}
+    for tokens in ("first", "decode"):
+        assert 0 < medians["upper", tokens] < medians["lower", tokens]
+    for case in cases:
+        deviation = case["mean_deviation"]
+        assert deviation["p0"] <= deviation["mean"] <= deviation["p90"] <= deviation["p100"]
+        assert case["kl"]["p0"] >= 0
