@@ -35,8 +35,9 @@ def routed_experts(
 ) -> Tensor:
     """One GEMM per expert that has rows; everything else runs over all pairs at once."""
     num_rows, per_row = experts.shape
-    by_expert = experts.flatten().argsort(stable=True)
-    counts = torch.bincount(experts.flatten(), minlength=w13.dense.shape[0]).tolist()
+    sorted_experts, by_expert = experts.flatten().sort(stable=True)
+    used, rows = sorted_experts.unique_consecutive(return_counts=True)
+    counts = dict(zip(used.tolist(), rows.tolist(), strict=True))
     if w13.quantizes_input:
         x = round_trip_fp8_32(x)
     pairs = x[by_expert // per_row]
@@ -50,10 +51,8 @@ def routed_experts(
     return widen(outputs.view(num_rows, per_row, -1)).sum(1)
 
 
-def _grouped(x: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
-    """Rows sorted by expert, times each expert's ``[out, in]`` matrix."""
-    parts = []
-    for expert, rows in enumerate(x.split(counts)):
-        if counts[expert]:
-            parts.append(F.linear(rows.to(weight.dtype), weight[expert]).to(x.dtype))
-    return torch.cat(parts)
+def _grouped(x: Tensor, weight: Tensor, counts: dict[int, int]) -> Tensor:
+    """Rows sorted by expert, ``counts`` of each, times the experts' ``[out, in]`` matrices."""
+    groups = x.to(weight.dtype).split(list(counts.values()))
+    products = [F.linear(rows, weight[e]) for e, rows in zip(counts, groups, strict=True)]
+    return torch.cat(products).to(x.dtype)

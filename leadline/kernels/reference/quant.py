@@ -15,14 +15,12 @@ from torch import Tensor
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# Multiplied, not divided by: the product's rounding decides the exponent (v41-model 4.3).
-_INV_E4M3_MAX = torch.tensor(1 / 448, dtype=torch.float32)
-_INV_E2M1_MAX = torch.tensor(1 / 6, dtype=torch.float32)
+_INFINITY = 0x7F800000  # as float32 bits: every exponent bit and no mantissa bit
 
 
 def decode_ue8m0(exponents: Tensor) -> Tensor:
     """UE8M0 bytes -> float32 powers of two: byte e is 2^(e-127), 0 a subnormal, 255 NaN."""
-    return _ue8m0_table(exponents.device)[exponents.view(torch.uint8).int()]
+    return _look_up(_ue8m0_table(exponents.device), exponents)
 
 
 @functools.cache
@@ -31,19 +29,28 @@ def _ue8m0_table(device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).float().to(device)
 
 
+def _ceil_power_of_two(x: Tensor) -> Tensor:
+    """What ``encode_ue8m0`` encodes; infinity for infinities and NaN."""
+    bits = x.view(torch.int32).clamp(max=_INFINITY) + 0x7FFFFF  # carries unless the mantissa is 0
+    return (bits & _INFINITY).view(torch.float32)
+
+
 def encode_ue8m0(x: Tensor) -> Tensor:
     """The smallest power of two at or above positive normal float32 ``x``, as UE8M0 bytes.
 
     Infinities and NaN become 255, so that a broken row stays visibly broken.
     """
-    bits = x.view(torch.int32)
-    rounded_up = (bits >> 23) + ((bits & 0x7FFFFF) != 0).int()
-    return rounded_up.clamp(max=255).to(torch.uint8)
+    return (_ceil_power_of_two(x).view(torch.int32) >> 23).to(torch.uint8)
 
 
 def decode_e4m3(codes: Tensor) -> Tensor:
     """E4M3 codes (uint8 or float8 dtype) -> float32."""
-    return codes.view(torch.float8_e4m3fn).float()
+    return _look_up(_e4m3_table(codes.device), codes)
+
+
+@functools.cache
+def _e4m3_table(device: torch.device) -> Tensor:
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
 def encode_e4m3(x: Tensor) -> Tensor:
@@ -53,14 +60,21 @@ def encode_e4m3(x: Tensor) -> Tensor:
 
 def decode_e2m1(packed: Tensor) -> Tensor:
     """Packed pairs ``[..., n / 2]`` uint8 -> float32 ``[..., n]``; the low nibble comes first."""
-    return _e2m1_pairs(packed.device)[packed.view(torch.uint8).int()].flatten(-2)
+    return _look_up(_e2m1_pairs(packed.device), packed).view(torch.float32)
 
 
 @functools.cache
 def _e2m1_pairs(device: torch.device) -> Tensor:
+    """Both float32 of a byte as one int64 ``[256]``."""
     nibbles = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)])
     byte = torch.arange(256)
-    return torch.stack((nibbles[byte & 15], nibbles[byte >> 4]), dim=-1).to(device)
+    pairs = torch.stack((nibbles[byte & 15], nibbles[byte >> 4]), dim=-1)
+    return pairs.view(torch.int64).squeeze(-1).to(device)
+
+
+def _look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """``table[codes]``, by the fastest way there is on a CPU."""
+    return table.index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
 
 
 def encode_e2m1(x: Tensor) -> Tensor:
@@ -79,13 +93,23 @@ def _e2m1_borders(device: torch.device) -> Tensor:
     return torch.where(torch.arange(7) % 2 == 1, down, ties).to(device)
 
 
+def _blocks_32(x: Tensor, *, floor: float, largest: float) -> tuple[Tensor, Tensor]:
+    """Blocks ``[..., n / 32, 32]`` over their scales, and the scales, powers of two (4.2, 4.3)."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    amax = blocks.abs().amax(-1, keepdim=True).clamp(min=floor)
+    # Multiplied, not divided: the product's rounding decides the exponent (4.3).
+    scales = _ceil_power_of_two(amax * (1 / largest))
+    return blocks / scales, scales
+
+
+def _blocks_fp8_32(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _blocks_32(x, floor=1e-4, largest=E4M3_MAX)
+
+
 def quantize_fp8_32(x: Tensor) -> tuple[Tensor, Tensor]:
     """FQ8_32 and MXFP8: E4M3 codes ``[..., n]`` and UE8M0 bytes ``[..., n / 32]`` (4.2, 7.3)."""
-    blocks = x.float().unflatten(-1, (-1, 32))
-    amax = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-4)
-    exponents = encode_ue8m0(amax * _INV_E4M3_MAX.to(x.device))
-    codes = encode_e4m3(blocks / decode_ue8m0(exponents))
-    return codes.flatten(-2), exponents.squeeze(-1)
+    scaled, scales = _blocks_fp8_32(x)
+    return encode_e4m3(scaled).flatten(-2), encode_ue8m0(scales).squeeze(-1)
 
 
 def dequantize_fp8_32(codes: Tensor, exponents: Tensor) -> Tensor:
@@ -111,11 +135,9 @@ def dequantize_fp4_16(packed: Tensor, scales: Tensor) -> Tensor:
 
 def quantize_fp4_32(x: Tensor) -> tuple[Tensor, Tensor]:
     """FQ4_32 (MXFP4): packed pairs ``[..., n / 2]`` and UE8M0 bytes ``[..., n / 32]`` (4.3)."""
-    blocks = x.float().unflatten(-1, (-1, 32))
-    amax = blocks.abs().amax(-1, keepdim=True).clamp(min=E2M1_MAX * 2.0**-126)
-    exponents = encode_ue8m0(amax * _INV_E2M1_MAX.to(x.device))
-    scaled = blocks / decode_ue8m0(exponents)
-    return encode_e2m1(scaled.clamp(-E2M1_MAX, E2M1_MAX).flatten(-2)), exponents.squeeze(-1)
+    scaled, scales = _blocks_32(x, floor=E2M1_MAX * 2.0**-126, largest=E2M1_MAX)
+    codes = encode_e2m1(scaled.clamp(-E2M1_MAX, E2M1_MAX).flatten(-2))
+    return codes, encode_ue8m0(scales).squeeze(-1)
 
 
 def dequantize_fp4_32(packed: Tensor, exponents: Tensor) -> Tensor:
@@ -136,7 +158,8 @@ def dequantize_fp8_block(codes: Tensor, exponents: Tensor, *, block: int = 32) -
 
 def round_trip_fp8_32(x: Tensor) -> Tensor:
     """Quantise to MXFP8 and back, in the dtype of ``x`` (every such value is exact in bf16)."""
-    return dequantize_fp8_32(*quantize_fp8_32(x)).to(x.dtype)
+    scaled, scales = _blocks_fp8_32(x)
+    return (decode_e4m3(encode_e4m3(scaled)) * scales).flatten(-2).to(x.dtype)
 
 
 def round_trip_fp4_32(x: Tensor) -> Tensor:

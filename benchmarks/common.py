@@ -1,0 +1,128 @@
+"""What the scripts share: options, prompts, an engine in steady decode, records and tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leadline.core.request import EngineRequest, SamplingParams
+from leadline.engine.engine import Engine
+
+PRESET = "tiny-22m"
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of every script."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), metavar="N")
+    parser.add_argument("--quick", action="store_true", help="smoke run: its numbers mean nothing")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
+    return parser
+
+
+def random_prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Seeded token ids above the markers: ``count`` prompts of ``length``."""
+    draw = random.Random(f"{count} {length}")
+    return [[draw.randrange(64, vocab_size) for _ in range(length)] for _ in range(count)]
+
+
+class Decoding:
+    """Greedy requests of an engine, every one past its prefill.
+
+    Attributes:
+        tokens: request id -> its tokens so far.
+    """
+
+    def __init__(
+        self, engine: Engine, prompts: Iterable[Sequence[int]], *, max_tokens: int
+    ) -> None:
+        """Prefill the prompts; none may end while it is measured (``max_tokens``)."""
+        self._engine = engine
+        self.tokens: dict[str, list[int]] = {}
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        for number, prompt in enumerate(prompts):
+            self.tokens[str(number)] = []
+            engine.add(EngineRequest(str(number), tuple(prompt), sampling))
+        while not all(self.tokens.values()):
+            self.step()
+
+    def step(self) -> None:
+        """One token more for every request."""
+        for output in self._engine.step():
+            self.tokens[output.request_id] += output.token_ids
+
+    def stop(self) -> None:
+        """Leave the engine empty."""
+        for name in self.tokens:
+            self._engine.abort(name)
+        self._engine.step()
+
+
+def summary(runs: Sequence[float]) -> dict[str, Any]:
+    """Median and spread, beside every run."""
+    return {
+        "median": statistics.median(runs),
+        "min": min(runs),
+        "max": max(runs),
+        "runs": list(runs),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to repeat a measurement: command, commit, machine, versions."""
+    here = shlex.quote(str(Path(__file__).parent))
+    status, commit = subprocess.getstatusoutput(
+        f"git -C {here} describe --always --dirty --abbrev=12 --exclude='*'"
+    )
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": "unknown" if status else commit,  # an unpacked archive has none
+        "device": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "preset": PRESET,
+        "dtype": "float32",
+    }
+
+
+def cpu_name() -> str:
+    """The processor as Linux names it, or what Python knows elsewhere."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Write a result file, where one is wanted."""
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A Markdown table: names to the left, numbers to the right."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    for line in (header, rule, *rows):
+        first, *numbers = line
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
+        print(f"| {' | '.join(cells)} |")
+    print()

@@ -1,0 +1,241 @@
+"""Decode and prefill of the 22 M model on a CPU, beside a plain full-sequence forward.
+
+Ours is the engine: paged packed cache, continuous batching, one row per request and step. Plain is
+the same model object without a cache: for one new token of every sequence it runs all rows of all
+sequences. Both are greedy; runs of the two alternate.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from common import (
+    PRESET,
+    Decoding,
+    argument_parser,
+    environment,
+    print_table,
+    random_prompts,
+    summary,
+    write_json,
+)
+from torch import Tensor
+
+from leadline.cache.layout import cache_layout
+from leadline.cache.manager import CacheManager
+from leadline.cache.pool import CachePool
+from leadline.cache.sizing import CacheSize
+from leadline.config.engine import SchedulerConfig
+from leadline.config.presets import preset
+from leadline.core.request import Request, SamplingParams
+from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.engine import Engine
+from leadline.engine.sampler import Sampler
+from leadline.engine.scheduler import RowGroup, RowKind
+from leadline.models.common.parameters import Parameters
+from leadline.models.deepseek_v41.model import DeepseekV41
+from leadline.parallel.placement import Placement
+from leadline.weights.load import DummySource
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured.
+
+    Attributes:
+        warm_up: decode steps before the clock starts.
+        new_tokens: decode steps of one run.
+        runs: of each way in turn. The plain way computes one token of every sequence, the middle
+            one of those steps: each costs it a whole forward.
+    """
+
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    prompts: tuple[int, ...] = (64, 512)
+    prefill: int = 2048
+    warm_up: int = 4
+    new_tokens: int = 32
+    runs: int = 5
+
+
+QUICK = Sizes(concurrency=(1, 2), prompts=(16,), prefill=64, warm_up=1, new_tokens=2, runs=1)
+
+
+class Plain:
+    """The model without a cache: every call recomputes whole sequences.
+
+    Its slots and pages come from the engine's own cache, which is empty between two runs.
+    """
+
+    def __init__(self, model: DeepseekV41, cache: CacheManager, builder: BatchBuilder) -> None:
+        self._model, self._cache, self._builder = model, cache, builder
+
+    @torch.inference_mode()
+    def next_logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Logits ``[sequences, V]`` behind the last token of each sequence."""
+        groups = []
+        for number, tokens in enumerate(sequences):
+            request = Request(
+                str(number), array("i", tokens), len(tokens), SamplingParams(), arrival=0.0
+            )
+            self._cache.take_slot(request)
+            self._cache.grow(request, len(tokens))
+            groups.append(
+                RowGroup(request, RowKind.PREFILL, 0, len(tokens), len(tokens), num_sampled=1)
+            )
+        batch = self._builder.build(groups)
+        hidden = self._model.upper(self._model.lower(batch), batch)
+        logits = self._model.logits(hidden[batch.sample_rows])
+        for group in groups:
+            self._cache.release(group.request)
+        return logits
+
+
+class Agreement:
+    """Whether the tokens of the engine are the best ones of the plain forward.
+
+    The two add in another order, so a rounding to FP8 or FP4 may fall to the other side now and
+    then: tokens may differ where two logits are close, and the gap says how close.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = self.same = 0
+        self.largest_gap = 0.0
+
+    def add(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Compare one token per row of ``logits [rows, V]``."""
+        gaps = logits.amax(-1) - logits[range(len(tokens)), list(tokens)]
+        self.tokens += len(tokens)
+        self.same += int((gaps == 0).sum())
+        self.largest_gap = max(self.largest_gap, float(gaps.max()))
+
+
+class Bench:
+    """Both ways around one model."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.config = config = preset(PRESET)
+        source, cpu = DummySource(config), torch.device("cpu")
+        model = DeepseekV41(
+            config, Parameters(source, torch.float32, cpu, Placement()), token_map=None
+        )
+        source.finish()
+        num_seqs = max(sizes.concurrency)
+        layout, size = cache_layout(config), CacheSize(num_pages=1024, num_slots=num_seqs + 1)
+        model.bind_cache(CachePool(layout, num_pages=size.num_pages, num_slots=size.num_slots))
+        cache, num_history = CacheManager(size), config.engram_max_ngram_size - 1
+        self.plain = Plain(model, cache, BatchBuilder(num_history=num_history, device=cpu))
+        self.engine = Engine(
+            model,
+            Sampler(config.eos_token_id),
+            cache,
+            SchedulerConfig(max_num_seqs=num_seqs),
+            vocab_size=config.vocab_size,
+            eos_token_id=config.eos_token_id,
+            max_model_len=config.max_position_embeddings,
+            num_history=num_history,
+        )
+
+    def decode(self, concurrency: int, prompt_tokens: int) -> dict[str, Any]:
+        """Tokens/s of ``concurrency`` requests behind prompts of ``prompt_tokens``."""
+        sizes, agreement = self.sizes, Agreement()
+        prompts = random_prompts(concurrency, prompt_tokens, self.config.vocab_size)
+        middle = sizes.warm_up + sizes.new_tokens // 2
+        ours, plain = [], []
+        for _ in range(sizes.runs):
+            decoding = Decoding(
+                self.engine, prompts, max_tokens=10 * (sizes.warm_up + sizes.new_tokens)
+            )
+            for _ in range(sizes.warm_up):
+                decoding.step()
+            start = time.perf_counter()
+            for _ in range(sizes.new_tokens):
+                decoding.step()
+            ours.append(concurrency * sizes.new_tokens / (time.perf_counter() - start))
+            decoding.stop()
+            answers = list(decoding.tokens.values())
+            known = [p + a[:middle] for p, a in zip(prompts, answers, strict=True)]
+            start = time.perf_counter()
+            logits = self.plain.next_logits(known)
+            plain.append(concurrency / (time.perf_counter() - start))
+            agreement.add(logits, [answer[middle] for answer in answers])
+        return _case("decode", concurrency, prompt_tokens, ours, plain, agreement)
+
+    def prefill(self) -> dict[str, Any]:
+        """Prompt tokens/s of one request, up to its first token."""
+        agreement, length = Agreement(), self.sizes.prefill
+        prompts = random_prompts(1, length, self.config.vocab_size)
+        ours, plain = [], []
+        for _ in range(self.sizes.runs):
+            start = time.perf_counter()
+            decoding = Decoding(self.engine, prompts, max_tokens=8)
+            ours.append(length / (time.perf_counter() - start))
+            decoding.stop()
+            start = time.perf_counter()
+            logits = self.plain.next_logits(prompts)
+            plain.append(length / (time.perf_counter() - start))
+            agreement.add(logits, [answer[0] for answer in decoding.tokens.values()])
+        return _case("prefill", 1, length, ours, plain, agreement)
+
+
+def _case(
+    name: str,
+    concurrency: int,
+    prompt_tokens: int,
+    ours: list[float],
+    plain: list[float],
+    agreement: Agreement,
+) -> dict[str, Any]:
+    return {
+        "case": name,
+        "concurrency": concurrency,
+        "prompt_tokens": prompt_tokens,
+        "unit": "tokens/s",
+        "ours": summary(ours),
+        "plain": summary(plain),
+        "ratio": summary([a / b for a, b in zip(ours, plain, strict=True)]),
+        "same_tokens": agreement.same,
+        "compared_tokens": agreement.tokens,
+        "largest_gap": agreement.largest_gap,
+    }
+
+
+def main() -> None:
+    args = argument_parser(__doc__).parse_args()
+    torch.set_num_threads(args.threads)
+    bench = Bench(QUICK if args.quick else Sizes())
+    record = environment()
+    cases = [
+        bench.decode(concurrency, prompt)
+        for prompt in bench.sizes.prompts
+        for concurrency in bench.sizes.concurrency
+    ]
+    cases.append(bench.prefill())
+    print(f"{PRESET} on {record['device']}, {record['threads']} thread(s), tokens/s\n")
+    print_table(
+        ("case", "concurrency", "prompt", "ours", "plain", "ratio", "min-max", "same", "gap"),
+        [
+            (
+                case["case"],
+                str(case["concurrency"]),
+                str(case["prompt_tokens"]),
+                f"{case['ours']['median']:.1f}",
+                f"{case['plain']['median']:.1f}",
+                f"{case['ratio']['median']:.2f}x",
+                f"{case['ratio']['min']:.2f}-{case['ratio']['max']:.2f}",
+                f"{case['same_tokens']}/{case['compared_tokens']}",
+                f"{case['largest_gap']:.1e}",
+            )
+            for case in cases
+        ],
+    )
+    write_json(args.json, {**record, "sizes": asdict(bench.sizes), "cases": cases})
+
+
+if __name__ == "__main__":
+    main()

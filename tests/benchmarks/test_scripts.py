@@ -1,0 +1,77 @@
+"""Both benchmark scripts run, and their result files say what was measured where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, tmp_path: Path) -> dict[str, Any]:
+    """The result file of a smoke run."""
+    path = tmp_path / "result.json"
+    command = [
+        sys.executable,
+        f"benchmarks/{script}.py",
+        "--quick",
+        "--threads=1",
+        f"--json={path}",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("benchmarks")
+    return {script: run(script, folder) for script in ("cpu_speed", "decode_profile")}
+
+
+@pytest.mark.parametrize("script", ["cpu_speed", "decode_profile"])
+def test_a_result_names_its_command_commit_and_machine(
+    script: str, results: dict[str, dict[str, Any]]
+) -> None:
+    result = results[script]
+    assert f"benchmarks/{script}.py --quick" in result["command"]
+    assert result["threads"] == 1
+    for key in ("date", "commit", "device", "cores", "python", "torch", "preset", "dtype"):
+        assert result[key], key
+
+
+def test_speed_stands_beside_the_plain_forward(results: dict[str, dict[str, Any]]) -> None:
+    cases = results["cpu_speed"]["cases"]
+    assert [case["case"] for case in cases] == ["decode", "decode", "prefill"]
+    for case in cases:
+        assert case["ratio"]["runs"] == [
+            ours / plain
+            for ours, plain in zip(case["ours"]["runs"], case["plain"]["runs"], strict=True)
+        ]
+        for way in ("ours", "plain"):
+            assert 0 < case[way]["min"] <= case[way]["median"] <= case[way]["max"]
+
+
+def test_both_ways_give_the_same_greedy_tokens(results: dict[str, dict[str, Any]]) -> None:
+    for case in results["cpu_speed"]["cases"]:
+        assert case["same_tokens"] == case["compared_tokens"] > 0
+
+
+def test_the_profile_accounts_for_a_whole_step(results: dict[str, dict[str, Any]]) -> None:
+    [case] = results["decode_profile"]["cases"]
+    assert case["concurrency"] == 8
+    shares = {part: entry["percent"] for part, entry in case["parts"].items()}
+    assert set(shares) == {"schedule", "build", "forward", "sample"}
+    assert 0 < sum(shares.values()) <= 100
+    assert case["schedule_and_build_percent"] == pytest.approx(shares["schedule"] + shares["build"])
+    inside = [*case["ops"].values(), case["forward_and_sample_outside_ops"]]
+    total = sum(op["percent"] for op in inside)
+    assert total == pytest.approx(shares["forward"] + shares["sample"])
+    assert case["ops"]["sparse_attention"]["calls"] == 12  # once a layer
