@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from leadline.cache.pages import PageAllocator
 from leadline.cache.prefix import PrefixIndex, extend_digests, num_full_pages, root_digest
+from leadline.cache.refusals import Refusals
 from leadline.cache.sizing import CacheSize, pages_of
 from leadline.cache.slots import HotSlot, HotSlots, SlotAllocator
 from leadline.cache.snapshots import SnapshotStore
@@ -76,6 +77,7 @@ class CacheManager:
         self._hot = HotSlots(hot_slots)
         self._index = PrefixIndex()
         self._snapshots = SnapshotStore(size.num_slots, size.num_snapshots)
+        self._refusals = Refusals()
 
     @property
     def num_pages(self) -> int:
@@ -150,9 +152,21 @@ class CacheManager:
             num_indexed_tokens=num_indexed * self.page_size,
         )
 
-    def num_free_pages_beside(self, hit: Hit) -> int:
-        """Free pages that are left once the hit's own are pinned (5.5)."""
-        return self.num_free_pages - sum(not self._pages.num_holders(page) for page in hit.pages)
+    def num_held_pages(self, hit: Hit) -> int:
+        """Pages of the hit that somebody holds; pinning the others takes free ones (5.5)."""
+        return sum(map(bool, map(self._pages.num_holders, hit.pages)))
+
+    def refuse(self, request: Request, num_pages: int) -> None:
+        """Note that the request, just looked up, does not fit: it needs ``num_pages`` unheld ones.
+
+        No hot slot is left then: they go before anybody is refused.
+        """
+        assert not len(self._hot), f"request {request.request_id} is refused beside hot slots"
+        self._refusals.note(request, num_pages)
+
+    def num_needed(self, request: Request) -> int:
+        """Pages without which looking the request up again is in vain; 0 when unknown."""
+        return self._refusals.needed(request)
 
     def admit(self, request: Request, hit: Hit) -> None:
         """Pin the pages of a hit for the request and give it a slot.
@@ -160,7 +174,9 @@ class CacheManager:
         Raises:
             OutOfSlots: none is free, and no hot one is left to drop.
         """
-        for page in hit.pages:
+        for page, digest in zip(hit.pages, request.digests, strict=False):
+            if not self._pages.num_holders(page):
+                self._refusals.prefix_grew(digest)
             self._pages.share(page)
         request.pages.extend(hit.pages)
         request.committed = len(hit.pages)
@@ -175,8 +191,8 @@ class CacheManager:
             OutOfSlots: none is free, and no hot one is left to drop.
         """
         assert not request.slot, f"request {request.request_id} already has slot {request.slot}"
-        if not self._slots.num_free and len(self._hot):
-            self._drop_oldest_hot()
+        if not self._slots.num_free:
+            self.drop_oldest_hot()
         request.slot = self._slots.allocate()
 
     def grow(self, request: Request, end: int) -> bool:
@@ -189,8 +205,11 @@ class CacheManager:
             Whether they do now; False when too few pages are free.
         """
         missing = self.pages_of(end) - len(request.pages)
-        if missing > self.num_free_pages and not self.drop_hot(num_pages=missing):
-            return False
+        if missing <= 0:
+            return True
+        while missing > self.num_free_pages:
+            if not self.drop_oldest_hot():
+                return False
         for _ in range(missing):
             if not self._pages.num_free:
                 self._evict_page()
@@ -208,6 +227,7 @@ class CacheManager:
         self._extend_digests(request, num_pages)
         for i in range(request.committed, num_pages):
             self._index.add(request.digests[i], request.pages[i])
+            self._refusals.prefix_grew(request.digests[i])
         request.committed = num_pages
         self._attach_snapshots(request, at_end=False)
 
@@ -216,6 +236,7 @@ class CacheManager:
 
         The order lets the deeper pages of a chain be evicted before those that lead to them (2.6).
         """
+        self._refusals.drop(request)
         self._end_snapshots(request)
         self._release_pages(request.pages)
         request.committed = 0
@@ -230,13 +251,14 @@ class CacheManager:
             Whether no page is held any more. What running requests hold stays theirs, and nobody
             else will find it or what they add to it.
         """
-        while len(self._hot):
-            self._drop_oldest_hot()
+        while self.drop_oldest_hot():
+            pass
         while self._pages.num_kept:
             self._forget(self._pages.evict())
         for page in self._index.pages:
             self._forget(page)
         self._root = root_digest(self._root)
+        self._refusals.clear()
         return self.num_free_pages == self.num_pages
 
     # Snapshots (2.8).
@@ -268,6 +290,7 @@ class CacheManager:
             if num_pages <= request.committed and not waits:
                 page = self._index.page_of(request.digests[num_pages - 1])
                 self._snapshots.settle(request, snapshot, page)
+                self._refusals.prefix_grew(request.digests[num_pages - 1])
 
     def _end_snapshots(self, request: Request) -> None:
         """Attach what can be attached and give back the rest."""
@@ -290,7 +313,7 @@ class CacheManager:
         if (older := self._hot.pop(request)) is not None:
             self._release_hot(older)
         elif len(self._hot) == self._hot.capacity:
-            self._drop_oldest_hot()
+            self.drop_oldest_hot()
         self._end_snapshots(request)
         num_pages = self.pages_of(confirmed)
         self._release_pages(request.pages[num_pages:])  # lookahead
@@ -304,6 +327,7 @@ class CacheManager:
             committed=request.committed,
         )
         self._hot.put(request, hot)
+        self._refusals.clear()  # there is a slot again whose pages could be had
         request.slot, request.pages, request.committed = 0, array("i"), 0
         return True
 
@@ -319,14 +343,12 @@ class CacheManager:
         self._start_chain(request)
         request.slot, request.pages, request.committed = hot.slot, hot.pages, hot.committed
 
-    def drop_hot(self, *, num_pages: int) -> bool:
-        """Drop hot slots, oldest first, until ``num_pages`` are free; says whether they are."""
-        while self.num_free_pages < num_pages and len(self._hot):
-            self._drop_oldest_hot()
-        return self.num_free_pages >= num_pages
-
-    def _drop_oldest_hot(self) -> None:
+    def drop_oldest_hot(self) -> bool:
+        """Take back what the oldest hot slot holds; False when there is none."""
+        if not len(self._hot):
+            return False
         self._release_hot(self._hot.pop_oldest())
+        return True
 
     def _release_hot(self, hot: HotSlot) -> None:
         self._release_pages(hot.pages)

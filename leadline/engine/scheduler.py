@@ -267,6 +267,9 @@ class Scheduler:
         Returns:
             False, with nothing changed, when its pages would not fit beside ``reserved`` ones.
         """
+        known_need = self._cache.num_needed(request)
+        if known_need and known_need + reserved > self._cache.num_free_pages:
+            return False
         whole = self._whole_prefill(request, len(request.tokens))
         hot = None if request.wants_prompt_logits else self._cache.lookup_hot(request)
         if hot is not None:
@@ -276,10 +279,12 @@ class Scheduler:
             self._continue_hot(request, hot)
         else:
             hit = self._find_hit(request)
-            pinned = self._cache.num_free_pages - self._cache.num_free_pages_beside(hit)
-            needed = whole - len(hit.pages) + pinned + reserved
-            if needed > self._cache.num_free_pages and not self._cache.drop_hot(num_pages=needed):
-                return False
+            needed = whole - self._cache.num_held_pages(hit)
+            while needed + reserved > self._cache.num_free_pages:
+                if not self._cache.drop_oldest_hot():
+                    self._cache.refuse(request, needed)
+                    return False
+                needed = whole - self._cache.num_held_pages(hit)
             self._cache.admit(request, hit)
             self._begin_at(request, hit)
             if hit.snapshot is not None:
