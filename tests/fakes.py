@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from unittest import mock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.cache.manager import CacheManager
+from leadline.cache.replay import ReplayPolicy
 from leadline.cache.sizing import CacheSize
 from leadline.config.engine import EngineConfig, SchedulerConfig
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
 from leadline.engine.sampler import Sampler
 from leadline.models.batch import CacheFields, ForwardBatch
+from tests.checks import CheckedScheduler
 
 VOCAB_SIZE = 97
 EOS = 1
 FIRST_ID = 20  # ids below it are never generated
 NUM_HISTORY = 3
 
+Integers = NDArray[np.int64]
+
+
+def tags_of(tokens: Sequence[int] | Integers) -> Integers:
+    """One number per position that depends on every token up to it, and on their order."""
+    return np.cumsum(np.asarray(tokens, np.int64) * np.arange(1, len(tokens) + 1))
+
 
 def next_token(tokens: Sequence[int]) -> int:
     """What ``FakeModel`` continues a sequence with: a hash of every token; FIRST_ID or above."""
-    return FIRST_ID + (7 * sum(tokens) + len(tokens) - 1) % (VOCAB_SIZE - FIRST_ID)
+    return _token_after(int(tags_of(tokens)[-1]))
+
+
+def _token_after(tag: int) -> int:
+    return FIRST_ID + tag % (VOCAB_SIZE - FIRST_ID)
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int) -> list[int]:
     """The ``num_tokens`` tokens that follow a prompt when nothing goes wrong."""
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
+    tag, answer = int(tags_of(prompt)[-1]), [] if not num_tokens else [next_token(prompt)]
+    for n in range(len(prompt) + 1, len(prompt) + num_tokens):
+        tag += answer[-1] * n
+        answer.append(_token_after(tag))
+    return answer
 
 
 def sampling(max_tokens: int, **changes: object) -> SamplingParams:
@@ -47,102 +66,196 @@ def request(
     return EngineRequest(request_id, tuple(prompt), sampling(max_tokens, **changes))
 
 
+class FakeWindow:
+    """The window rings of one half of the layers: each row holds its position and text.
+
+    Two rows more than the window suffice: one of a decode, one of a step that ran too far.
+    """
+
+    def __init__(self, num_slots: int, window: int) -> None:
+        self._window, self._ring = window, window + 2
+        self._positions = np.full((num_slots, self._ring), -1)
+        self._tags = np.full((num_slots, self._ring), -1)
+
+    def run(self, slot: int, start: int, tags: Integers, floor: int) -> None:
+        """Feed rows ``[start, len(tags))``: read the window before them, then store their own."""
+        assert start >= floor, f"row {start} runs below the floor {floor}"
+        before = np.arange(max(start - self._window + 1, floor), start)
+        rows = before % self._ring
+        assert (self._positions[slot, rows] == before).all(), "a window row is not there any more"
+        assert (self._tags[slot, rows] == tags[before]).all(), "a window row of somebody else"
+        fed = np.arange(max(start, len(tags) - self._ring), len(tags))
+        self._positions[slot, fed % self._ring] = fed
+        self._tags[slot, fed % self._ring] = tags[fed]
+
+    def copy(self, source: int, target: int) -> None:
+        self._positions[target] = self._positions[source]
+        self._tags[target] = self._tags[source]
+
+
 @dataclass
 class FakeModel:
     """A model whose answer needs every position of its request, read through the page table.
 
-    Pages store ids with their positions; a slot stores how far its request has come. A wrong
-    page, slot, chunk, position or history trips an assertion inside the forward.
+    Pages store ids with their positions, from ``write_from`` on; window rings of a lower and an
+    upper half store positions and what text they belong to. A wrong page, slot, chunk, position,
+    history, window row or upper row trips an assertion inside the forward.
     """
 
     size: CacheSize
+    window: int = 128
     poison: int | None = None  # an id whose presence makes the logits of its own row NaN
     fail_on: int | None = None  # an id whose presence makes the whole forward raise
     num_steps: int = 0
-    ids: Tensor = field(init=False)
-    positions: Tensor = field(init=False)
-    reached: list[int] = field(init=False)
+    num_lower_rows: int = 0
+    num_upper_rows: int = 0
+    ids: Integers = field(init=False)
+    positions: Integers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ids = torch.full((self.size.num_pages, self.size.page_size), -1)
-        self.positions = torch.full((self.size.num_pages, self.size.page_size), -1)
-        self.reached = [0] * self.size.num_slots
+        self.ids = np.full((self.size.num_pages, self.size.page_size), -1)
+        self.positions = np.full((self.size.num_pages, self.size.page_size), -1)
+        self.lower_window = FakeWindow(self.size.num_slot_rows, self.window)
+        self.upper_window = FakeWindow(self.size.num_slot_rows, self.window)
 
     def bind_cache(self, cache: CacheFields) -> None:
         raise AssertionError("the fake brings its own cache")
 
-    def lower(self, batch: ForwardBatch) -> Tensor:
-        """``[m, 2]``: sum of all ids up to each row, and its position."""
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """As ``CachePool.copy_slots``."""
+        for source, target in pairs:
+            self.lower_window.copy(source, target)
+            self.upper_window.copy(source, target)
+
+    def lower(self, batch: ForwardBatch) -> list[Integers]:
+        """Of each group, the tags of all its positions so far."""
         self.num_steps += 1
+        self.num_lower_rows += len(batch.ids)
         if self.fail_on is not None and bool((batch.ids == self.fail_on).any()):
             raise RuntimeError(f"id {self.fail_on} cannot be run")
-        num_groups = len(batch.slot)
-        assert len(set(batch.slot.tolist())) == num_groups, "two groups share a slot"
-        state = torch.empty(len(batch.ids), 2, dtype=torch.int64)
-        for g in range(num_groups):
-            first, last = int(batch.q_off[g]), int(batch.q_off[g + 1])
-            state[first:last] = self._run_group(batch, g, slice(first, last))
-        return state
+        slots = batch.slot.tolist()
+        assert len(set(slots)) == len(slots), "two groups share a slot"
+        q_off = batch.q_off.tolist()
+        ids, pos = batch.ids.numpy(), batch.pos.numpy()
+        return [
+            self._run_lower(batch, g, slots[g], ids[slice(*rows)], pos[slice(*rows)])
+            for g, rows in enumerate(pairwise(q_off))
+        ]
 
-    def _run_group(self, batch: ForwardBatch, g: int, rows: slice) -> Tensor:
-        slot, end = int(batch.slot[g]), int(batch.seq_len[g])
-        start = end - (rows.stop - rows.start)
-        pos = torch.arange(start, end)
-        assert slot > 0, "a live row in the padding slot"
-        assert torch.equal(batch.pos[rows], pos), "positions do not ascend to seq_len"
-        assert (batch.req_of_row[rows] == g).all()
-        assert start in (0, self.reached[slot]), "a chunk does not continue its slot's request"
-        self.reached[slot] = end
-        pages = batch.page_table[g].long()
-        page, place = pages[pos // self.size.page_size], pos % self.size.page_size
+    def _run_lower(
+        self, batch: ForwardBatch, g: int, slot: int, fed_ids: Integers, fed_pos: Integers
+    ) -> Integers:
+        end, size = int(batch.seq_len[g]), self.size.page_size
+        start = end - len(fed_ids)
+        assert 0 < slot < self.size.num_slots, "a live row in the padding slot or in a snapshot"
+        assert (fed_pos == np.arange(start, end)).all(), "positions do not ascend to seq_len"
+        pages = batch.page_table[g].numpy()
+        write_from = max(start, int(batch.write_from[g]))
+        written = np.arange(write_from, end)
+        page, place = pages[written // size], written % size
         assert (page > 0).all(), "a live row in the null page"
-        self.ids[page, place] = batch.ids[rows].long()
-        self.positions[page, place] = pos
-        ids = self.ids[pages].flatten()[:end]
-        tags = self.positions[pages].flatten()[:end]
-        assert torch.equal(tags, torch.arange(end)), "a page was changed by somebody else"
+        self.ids[page, place] = fed_ids[write_from - start :]
+        self.positions[page, place] = written
+        ids = self.ids[pages].ravel()[:end]
+        assert (self.positions[pages].ravel()[:end] == np.arange(end)).all(), (
+            "a page was changed by somebody else, or never written"
+        )
+        assert (ids[start:] == fed_ids).all(), "cached pages hold another text"
         known = min(NUM_HISTORY, start)
         history = [-1] * (NUM_HISTORY - known) + ids[start - known : start].tolist()
         assert batch.hist[g].tolist() == history, "wrong history before the chunk"
-        return torch.stack([ids.cumsum(0)[start:], pos], dim=1)
+        tags = tags_of(ids)
+        self.lower_window.run(slot, start, tags, int(batch.floor_lo[g]))
+        return tags
 
-    def upper(self, state: Tensor, batch: ForwardBatch) -> Tensor:
-        """``[u, 3]``: the rows of ``lower`` and their own ids."""
-        return torch.cat([state, batch.ids[:, None].long()], dim=1)[batch.rows_upper]
+    def upper(self, state: list[Integers], batch: ForwardBatch) -> Tensor:
+        """``[u, 2]``: tag and own id of the rows at or above each group's floor."""
+        floors, starts = batch.floor_up.tolist(), batch.pos[batch.q_off[:-1].long()].tolist()
+        firsts = [max(pair) for pair in zip(starts, floors, strict=True)]
+        for slot, first, tags, floor in zip(
+            batch.slot.tolist(), firsts, state, floors, strict=True
+        ):
+            if first < len(tags):
+                self.upper_window.run(slot, first, tags, floor)
+        upper = batch.pos >= batch.floor_up[batch.req_of_row.long()]
+        assert torch.equal(batch.rows_upper, upper.nonzero()[:, 0]), "not the rows from U on"
+        self.num_upper_rows += len(batch.rows_upper)
+        tags = np.concatenate([t[first:] for t, first in zip(state, firsts, strict=True)])
+        return torch.stack([torch.from_numpy(tags), batch.ids[batch.rows_upper].long()], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """One-hot ``[v, V]`` at ``next_token``."""
-        total, pos, own = hidden.unbind(1)
-        token = FIRST_ID + (7 * total + pos) % (VOCAB_SIZE - FIRST_ID)
+        tag, own = hidden.unbind(1)
+        token = FIRST_ID + tag % (VOCAB_SIZE - FIRST_ID)
         logits = torch.nn.functional.one_hot(token, VOCAB_SIZE).float()
         if self.poison is not None:
             logits[own == self.poison] = torch.nan
         return logits
 
 
+class FakeEngine(Engine):
+    """A real engine around ``FakeModel`` whose scheduler proves what it plans.
+
+    Attributes:
+        model: the fake.
+        scheduler: with every plan so far.
+        cache: its books.
+    """
+
+    model: FakeModel
+    scheduler: CheckedScheduler
+    cache: CacheManager
+
+
+BOUNDED = ReplayPolicy(lower=True, upper=True, length=128, window=128)
+
+
 def fake_engine(
     *,
     num_pages: int = 17,
     num_slots: int = 9,
+    num_snapshots: int = 0,
+    page_size: int = 256,
     max_model_len: int = 2048,
+    policy: ReplayPolicy = BOUNDED,
+    prefix_caching: bool = True,
+    hot_slots: int = 0,
+    asynchronous: bool = False,
+    clock: Callable[[], float] = time.monotonic,
     poison: int | None = None,
     fail_on: int | None = None,
     sampler: Sampler | None = None,
-    **config: int,
-) -> Engine:
+    **config: int | float | None,
+) -> FakeEngine:
     """A real engine around ``FakeModel``; ``config`` changes the scheduler's budgets."""
-    size = CacheSize(num_pages=num_pages, num_slots=num_slots, page_size=256)
+    size = CacheSize(num_pages, num_slots, page_size, num_snapshots)
     budgets = {"max_num_seqs": num_slots - 1, "max_num_batched_tokens": 512} | config
-    return Engine(
-        FakeModel(size, poison=poison, fail_on=fail_on),
-        sampler or Sampler(EOS),
-        CacheManager(size),
-        SchedulerConfig(**budgets),
-        vocab_size=VOCAB_SIZE,
-        eos_token_id=EOS,
-        max_model_len=max_model_len,
-        num_history=NUM_HISTORY,
+    model = FakeModel(size, policy.window, poison=poison, fail_on=fail_on)
+    cache = CacheManager(
+        size,
+        enable_prefix_caching=prefix_caching,
+        needs_snapshot=policy.needs_snapshot,
+        hot_slots=hot_slots,
     )
+    with mock.patch("leadline.engine.engine.Scheduler", CheckedScheduler):
+        engine = FakeEngine(
+            model,
+            sampler or Sampler(EOS),
+            cache,
+            model.copy_slots,
+            policy,
+            SchedulerConfig(**budgets),  # type: ignore[arg-type]
+            vocab_size=VOCAB_SIZE,
+            eos_token_id=EOS,
+            max_model_len=max_model_len,
+            num_history=NUM_HISTORY,
+            asynchronous=asynchronous,
+            checks_integrity=True,
+            clock=clock,
+        )
+    assert isinstance(engine._scheduler, CheckedScheduler)
+    engine.model, engine.scheduler, engine.cache = model, engine._scheduler, cache
+    return engine
 
 
 def build_fake_engine(config: EngineConfig) -> Engine:

@@ -145,7 +145,7 @@ def test_options_reach_the_engine_under_their_own_names(scripted: Scripted) -> N
         ({"xyzzy": 8}, TypeError, "unexpected keyword argument 'xyzzy'$"),
         ({"dtype": "int3"}, ConfigError, "dtype is 'int3'"),
         ({"tensor_parallel_size": 2}, NotSupported, "tensor parallelism does not exist yet"),
-        ({"swa_bounded_replay": True}, NotSupported, "swa_bounded_replay"),
+        ({"swa_replay_length": 0}, ConfigError, "swa_replay_length is 0"),
         ({"tokenizer": "/nowhere"}, ConfigError, "/nowhere: not a readable tokenizer.json"),
     ],
     ids=str,

@@ -37,6 +37,9 @@ class Hit:
     num_indexed_tokens: int = 0
 
 
+_NO_HIT = Hit()
+
+
 class CacheManager:
     """Gives pages and slots to requests, finds known prefixes, and can prove its books.
 
@@ -135,9 +138,9 @@ class CacheManager:
         Nothing changes but the request's digests: pages are pinned by ``admit``.
         """
         assert not request.pages, f"request {request.request_id} is looked up while it has pages"
+        self._start_chain(request)
         if not self._enable_prefix_caching:
             return Hit()
-        self._start_chain(request)
         num_pages = num_full_pages(cap, self.page_size)
         self._extend_digests(request, num_pages)
         pages = self._index.match(request.digests, num_pages)
@@ -152,20 +155,18 @@ class CacheManager:
             num_indexed_tokens=num_indexed * self.page_size,
         )
 
-    def num_held_pages(self, hit: Hit) -> int:
-        """Pages of the hit that somebody holds; pinning the others takes free ones (5.5)."""
-        return sum(map(bool, map(self._pages.num_holders, hit.pages)))
+    def num_free_pages_beside(self, hit: Hit) -> int:
+        """Free pages that are left once the hit's own are pinned (5.5)."""
+        return self.num_free_pages - sum(not self._pages.num_holders(page) for page in hit.pages)
 
-    def refuse(self, request: Request, num_pages: int) -> None:
-        """Note that the request, just looked up, does not fit: it needs ``num_pages`` unheld ones.
-
-        No hot slot is left then: they go before anybody is refused.
-        """
-        assert not len(self._hot), f"request {request.request_id} is refused beside hot slots"
-        self._refusals.note(request, num_pages)
+    def refuse(self, request: Request, hit: Hit, num_pages: int) -> None:
+        """Note that there was no room for ``num_pages`` of a waiting request beside its hit."""
+        if not len(self._hot):  # otherwise what is free says little about what can be had
+            num_pinned = self.num_free_pages - self.num_free_pages_beside(hit)
+            self._refusals.note(request, num_pages + num_pinned)
 
     def num_needed(self, request: Request) -> int:
-        """Pages without which looking the request up again is in vain; 0 when unknown."""
+        """Free pages without which looking up a refused request is in vain; 0 when unknown."""
         return self._refusals.needed(request)
 
     def admit(self, request: Request, hit: Hit) -> None:
@@ -191,8 +192,8 @@ class CacheManager:
             OutOfSlots: none is free, and no hot one is left to drop.
         """
         assert not request.slot, f"request {request.request_id} already has slot {request.slot}"
-        if not self._slots.num_free:
-            self.drop_oldest_hot()
+        if not self._slots.num_free and len(self._hot):
+            self._drop_oldest_hot()
         request.slot = self._slots.allocate()
 
     def grow(self, request: Request, end: int) -> bool:
@@ -207,9 +208,8 @@ class CacheManager:
         missing = self.pages_of(end) - len(request.pages)
         if missing <= 0:
             return True
-        while missing > self.num_free_pages:
-            if not self.drop_oldest_hot():
-                return False
+        if not self.make_room(missing):
+            return False
         for _ in range(missing):
             if not self._pages.num_free:
                 self._evict_page()
@@ -251,8 +251,8 @@ class CacheManager:
             Whether no page is held any more. What running requests hold stays theirs, and nobody
             else will find it or what they add to it.
         """
-        while self.drop_oldest_hot():
-            pass
+        while len(self._hot):
+            self._drop_oldest_hot()
         while self._pages.num_kept:
             self._forget(self._pages.evict())
         for page in self._index.pages:
@@ -306,14 +306,16 @@ class CacheManager:
         The slot holds the state of its first ``confirmed`` tokens, all of them accepted.
 
         Returns:
-            False when hot slots are off or the request has no session; then release it.
+            False when hot slots are off, the request has no session, or the cache was reset since
+            it was looked up; then release it.
         """
-        if not self._hot.capacity or request.session_key is None:
+        is_stale = request.digest_root != self._request_root(request)
+        if not self._hot.capacity or request.session_key is None or is_stale:
             return False
         if (older := self._hot.pop(request)) is not None:
             self._release_hot(older)
         elif len(self._hot) == self._hot.capacity:
-            self.drop_oldest_hot()
+            self._drop_oldest_hot()
         self._end_snapshots(request)
         num_pages = self.pages_of(confirmed)
         self._release_pages(request.pages[num_pages:])  # lookahead
@@ -341,14 +343,33 @@ class CacheManager:
         taken = self._hot.pop(request)
         assert taken is hot, f"request {request.request_id} takes a hot slot of somebody else"
         self._start_chain(request)
+        self._extend_digests(request, hot.committed)
         request.slot, request.pages, request.committed = hot.slot, hot.pages, hot.committed
 
-    def drop_oldest_hot(self) -> bool:
-        """Take back what the oldest hot slot holds; False when there is none."""
-        if not len(self._hot):
+    def make_room(self, num_pages: int, *, beside: Hit = _NO_HIT) -> bool:
+        """Drop hot slots, oldest first, until ``num_pages`` are free beside those of a hit.
+
+        Returns:
+            Whether they are. Where all hot slots would not suffice, none is dropped (2.6).
+        """
+        missing = num_pages - self.num_free_pages_beside(beside)
+        if missing > 0 and missing > self._num_hot_pages(beside):
             return False
-        self._release_hot(self._hot.pop_oldest())
+        while self.num_free_pages_beside(beside) < num_pages:
+            self._drop_oldest_hot()
         return True
+
+    def _num_hot_pages(self, beside: Hit) -> int:
+        """Pages that only hot slots hold, and no hit wants."""
+        held, wanted = Counter(page for hot in self._hot for page in hot.pages), set(beside.pages)
+        return sum(
+            self._pages.num_holders(page) == count
+            for page, count in held.items()
+            if page not in wanted
+        )
+
+    def _drop_oldest_hot(self) -> None:
+        self._release_hot(self._hot.pop_oldest())
 
     def _release_hot(self, hot: HotSlot) -> None:
         self._release_pages(hot.pages)
@@ -356,10 +377,13 @@ class CacheManager:
 
     # Pages and digests.
 
+    def _request_root(self, request: Request) -> bytes:
+        salt = request.cache_salt
+        return self._root if salt is None else root_digest(self._root, salt)
+
     def _start_chain(self, request: Request) -> None:
         """Set the root of a request's digests; old ones go when the cache was reset meanwhile."""
-        salt = request.cache_salt
-        root = self._root if salt is None else root_digest(self._root, salt)
+        root = self._request_root(request)
         if request.digest_root != root:
             request.digest_root = root
             request.digests.clear()

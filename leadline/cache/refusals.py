@@ -9,8 +9,8 @@ class Refusals:
     """Pages that each refused request needs at least, as long as that is known.
 
     A need shrinks only when more of the request's cached prefix is held by others. So a note is
-    good until one of the digests in its request's chain is newly found or newly held; then all
-    notes go, since requests that wait often share a prefix.
+    good until a page of its request's chain is newly found or newly held; then all notes go,
+    since requests that wait together often share a prefix.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Refusals:
         self._digests: set[bytes] = set()
 
     def note(self, request: Request, num_pages: int) -> None:
-        """Remember that the request, just looked up, needs ``num_pages`` that are not held."""
+        """Remember that the request, just looked up, needs ``num_pages`` free ones."""
         self._needed[request.request_id] = num_pages
         self._digests.update(request.digests)
 
@@ -32,7 +32,7 @@ class Refusals:
             self._digests.clear()
 
     def prefix_grew(self, digest: bytes) -> None:
-        """Hits can hold the page of ``digest`` from now on, or find it held."""
+        """A hit can contain the page of ``digest`` from now on, or finds it held."""
         if digest in self._digests:
             self.clear()
 

@@ -27,6 +27,8 @@ class CacheConfig:
         snapshot_interval: exact mode saves a slot every so many tokens of a prompt; 0 saves the
             ends of prompts and turns only.
         snapshot_memory_fraction: exact mode's share of cache memory for snapshots.
+        hot_slots: finished requests with a session whose slots are kept, at most, so that the
+            session's next turn replays nothing; requests that need the memory take it.
     """
 
     kv_cache_dtype: str = "auto"
@@ -40,6 +42,7 @@ class CacheConfig:
     swa_replay_length: int | None = None
     snapshot_interval: int = 16384
     snapshot_memory_fraction: float = 0.2
+    hot_slots: int = 0
 
     def __post_init__(self) -> None:
         share = self.gpu_memory_utilization
@@ -47,7 +50,7 @@ class CacheConfig:
             raise ConfigError(f"gpu_memory_utilization is {share!r}; it must lie in (0, 1]")
         _integers(self, 1, "kv_cache_memory_bytes", "block_size")
         _integers(self, 1, "swa_replay_length")
-        _integers(self, 0, "snapshot_interval")
+        _integers(self, 0, "snapshot_interval", "hot_slots")
         share = self.snapshot_memory_fraction
         if not isinstance(share, (int, float)) or not 0 <= share < 1:
             raise ConfigError(f"snapshot_memory_fraction is {share!r}; it must lie in [0, 1)")

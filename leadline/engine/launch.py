@@ -102,6 +102,7 @@ def build_engine(config: EngineConfig) -> Engine:
         root=root_digest(*parts),
         enable_prefix_caching=config.cache.enable_prefix_caching,
         needs_snapshot=policy.needs_snapshot,
+        hot_slots=config.cache.hot_slots,
     )
     asynchronous = config.async_scheduling
     return Engine(

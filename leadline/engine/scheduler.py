@@ -11,9 +11,8 @@ import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from leadline.cache.manager import CacheManager, Hit
+from leadline.cache.manager import CacheManager
 from leadline.cache.replay import ReplayPolicy, cut_chunk, num_upper_rows
-from leadline.cache.slots import HotSlot
 from leadline.config.engine import SchedulerConfig
 from leadline.core.request import (
     FinishReason,
@@ -22,6 +21,7 @@ from leadline.core.request import (
     SnapshotKind,
     TokenOutput,
 )
+from leadline.engine.admission import Admission
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.waiting import WaitingQueue
@@ -57,8 +57,11 @@ class Scheduler:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._num_unbooked = 0  # steps planned and not yet applied
+        self._admission = Admission(cache, metrics, policy)
         self._largest_prefill = min(
-            config.max_prefill_rows, config.max_num_batched_tokens - config.max_num_seqs
+            config.max_prefill_rows,
+            config.max_num_batched_tokens - config.max_num_seqs,
+            config.long_prefill_threshold or config.max_num_batched_tokens,
         )
         self.waiting = WaitingQueue(config.priority_aging_seconds)
         self.running: list[Request] = []
@@ -122,9 +125,12 @@ class Scheduler:
         plan = StepPlan()
         num_preemptions = self._metrics.counters["num_preemptions"]
         self._plan_decodes(plan, decodes)
+        may_admit = self._metrics.counters["num_preemptions"] == num_preemptions
         for request in self._prefills_in_turn():
+            if may_admit:  # a higher class does not wait for the rows of a lower one
+                self._admit(plan, above=request.priority)
             self._plan_prefill(plan, request)
-        if self._metrics.counters["num_preemptions"] == num_preemptions:
+        if may_admit:
             self._admit(plan)
         self._num_unbooked += bool(plan.groups)
         return plan
@@ -229,19 +235,23 @@ class Scheduler:
 
     # ---- admission --------------------------------------------------------------------------
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, *, above: int | None = None) -> None:
         """Let waiting requests in while slots, pages and the row budget last (5.5).
 
         A request that does not fit may be passed by later ones, but only ``max_bypass`` times.
+
+        Args:
+            plan: the step so far.
+            above: only classes above this one, where it is given.
         """
-        if not self.waiting or self._prefill_room(plan) <= 0:
+        candidates = self._candidates(above)
+        if not candidates:
             return
         num_prefills = sum(r.state is RequestState.PREFILL for r in self.running)
-        sessions = Counter(r.session_key for r in self.running if r.session_key)
-        reserved = self._reserved_pages()
+        reserved = self._admission.reserved_pages(self.running)
         passes_left = self._config.max_bypass
         skipped: list[Request] = []
-        for request in self.waiting.in_order(self._clock(), sessions):
+        for request in candidates:
             if (
                 num_prefills == self._config.max_prefills
                 or not self._cache.num_free_slots
@@ -251,7 +261,7 @@ class Scheduler:
             if self._start(plan, request, reserved):
                 self._plan_prefill(plan, request)
                 num_prefills += request.state is RequestState.PREFILL
-                reserved = self._reserved_pages()
+                reserved = self._admission.reserved_pages(self.running)
                 for other in skipped:
                     other.num_bypassed += 1
                 passes_left -= bool(skipped)
@@ -261,101 +271,23 @@ class Scheduler:
             if skipped and passes_left <= 0:
                 break
 
-    def _start(self, plan: StepPlan, request: Request, reserved: int) -> bool:
-        """Move a waiting request to the running ones, with what the cache knows of it.
+    def _candidates(self, above: int | None) -> list[Request]:
+        """Waiting requests, next one first."""
+        if not any(above is None or r.priority < above for r in self.waiting):
+            return []
+        sessions = Counter(r.session_key for r in self.running if r.session_key)
+        order = self.waiting.in_order(self._clock(), sessions)
+        return [r for r in order if above is None or r.priority < above]
 
-        Returns:
-            False, with nothing changed, when its pages would not fit beside ``reserved`` ones.
-        """
-        known_need = self._cache.num_needed(request)
-        if known_need and known_need + reserved > self._cache.num_free_pages:
+    def _start(self, plan: StepPlan, request: Request, reserved: int) -> bool:
+        """Move a waiting request to the running ones; False where it does not fit."""
+        copies = self._admission.admit(request, reserved)
+        if copies is None:
             return False
-        whole = self._whole_prefill(request, len(request.tokens))
-        hot = None if request.wants_prompt_logits else self._cache.lookup_hot(request)
-        if hot is not None:
-            if whole - len(hot.pages) > self._cache.num_free_pages - reserved:
-                return False
-            self._cache.take_hot(request, hot)
-            self._continue_hot(request, hot)
-        else:
-            hit = self._find_hit(request)
-            needed = whole - self._cache.num_held_pages(hit)
-            while needed + reserved > self._cache.num_free_pages:
-                if not self._cache.drop_oldest_hot():
-                    self._cache.refuse(request, needed)
-                    return False
-                needed = whole - self._cache.num_held_pages(hit)
-            self._cache.admit(request, hit)
-            self._begin_at(request, hit)
-            if hit.snapshot is not None:
-                plan.copies_before.append((hit.snapshot.slot, request.slot))
+        plan.copies_before += copies
         self.waiting.remove(request)
-        request.state = RequestState.PREFILL
-        request.confirmed = request.cached
-        if not request.num_preemptions:
-            self._count_first_admission(request)
         bisect.insort(self.running, request, key=_running_order)
         return True
-
-    def _find_hit(self, request: Request) -> Hit:
-        """The cached prefix that the request may use; empty for those who read prompt rows."""
-        limit = 0 if request.wants_prompt_logits else self._policy.hit_limit(len(request.tokens))
-        hit = self._cache.lookup(request, limit)
-        return hit if self._policy.is_worthwhile(hit.num_tokens) else _none_of(hit)
-
-    def _begin_at(self, request: Request, hit: Hit) -> None:
-        """s and U, and where feeding starts (cache-and-scheduling 3, 4)."""
-        end = request.prefill_end = len(request.tokens)
-        request.cached = request.fed = hit.num_tokens
-        request.junction = hit.num_indexed_tokens
-        if hit.snapshot is None:
-            request.fed = request.floor_lo = self._policy.start(hit.num_tokens)
-            upper_start = request.floor_lo
-        else:
-            request.floor_lo = hit.snapshot.floor_lo
-            # The saved window of the upper layers goes on where they had run before the boundary.
-            upper_start = min(hit.snapshot.floor_up, hit.num_tokens)
-        request.floor_up = self._policy.upper_floor(upper_start, end)
-        if request.wants_prompt_logits:
-            request.floor_up = request.floor_lo
-
-    def _continue_hot(self, request: Request, hot: HotSlot) -> None:
-        """Go on after the tokens of a slot that is still there; nothing is replayed (4.6)."""
-        end = request.prefill_end = len(request.tokens)
-        request.cached = request.fed = len(hot.tokens)
-        request.floor_lo, request.floor_up = hot.floor_lo, hot.floor_up
-        trimmed = self._policy.upper_floor(0, end)
-        if trimmed > request.fed:  # the new rows alone fill the window
-            request.floor_up = trimmed
-
-    def _count_first_admission(self, request: Request) -> None:
-        replayed = max(0, request.cached - request.fed)
-        request.num_cached_tokens = min(request.cached, request.num_prompt_tokens - 1)
-        request.num_replayed_tokens = replayed
-        self._metrics.counters["prompt_tokens"] += request.num_prompt_tokens
-        self._metrics.counters["prefix_cache_queries"] += request.num_prompt_tokens
-        self._metrics.counters["prefix_cache_hits"] += request.cached
-        self._metrics.counters["prompt_tokens_cached"] += request.num_cached_tokens
-
-    def _whole_prefill(self, request: Request, prefill_end: int) -> int:
-        """Pages of a prefill: those of its rows and one to decode into (5.5).
-
-        Never more than the request can use in its whole life: by the same formula it was found
-        feasible at arrival, so it cannot wait for pages that do not exist.
-        """
-        pages_of = self._cache.pages_of
-        return min(pages_of(prefill_end) + 1, pages_of(max_positions(request)))
-
-    def _reserved_pages(self) -> int:
-        """Pages that somebody counts on: running prefills and growing decodes (5.5)."""
-        prefills = [r for r in self.running if r.state is RequestState.PREFILL]
-        reserved = sum(
-            max(0, self._whole_prefill(r, r.prefill_end) - len(r.pages)) for r in prefills
-        )
-        if self.running:
-            num_decodes = len(self.running) - len(prefills)
-            reserved += max(self._cache.num_pages // 100, min(num_decodes, 64))
-        return reserved
 
     def _preempt(self, request: Request) -> None:
         """Take everything from a running request; it is computed again later (5.7).
@@ -451,18 +383,6 @@ class Scheduler:
             num_replayed_tokens=request.num_replayed_tokens,
             **said,  # type: ignore[arg-type]
         )
-
-
-def _none_of(hit: Hit) -> Hit:
-    """A miss that still says where the cached prefix ends."""
-    return Hit(num_indexed_tokens=hit.num_indexed_tokens)
-
-
-def max_positions(request: Request) -> int:
-    """Positions that a request reaches at most; decides feasibility at arrival and later (5.5)."""
-    if request.wants_prompt_logits:
-        return request.num_prompt_tokens
-    return request.num_prompt_tokens + request.sampling.max_tokens
 
 
 def ending(request: Request, eos_token_id: int) -> tuple[FinishReason | None, int | None]:

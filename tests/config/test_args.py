@@ -168,7 +168,6 @@ def test_bad_flags_are_one_clear_error(
         ["--trust-remote-code"],
         ["--enable-chunked-prefill"],
         ["--no-enable-chunked-prefill"],
-        ["--async-scheduling"],
         ["--enforce-eager"],
         ["--disable-log-requests"],
         ["--enable-auto-tool-choice"],

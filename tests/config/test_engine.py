@@ -7,7 +7,7 @@ import pytest
 
 from leadline.config.args import from_values
 from leadline.config.engine import EngineConfig
-from leadline.core.errors import ConfigError, NotSupported
+from leadline.core.errors import ConfigError
 
 BAD = [
     ({"model": ""}, "model is ''; name a checkpoint folder, a hub id or a preset"),
@@ -30,6 +30,12 @@ BAD = [
     ({"max_prefills": 0}, "max_prefills is 0; it must be an integer"),
     ({"max_num_queued_reqs": 0}, "max_num_queued_reqs is 0; it must be an integer"),
     ({"max_bypass": -1}, "max_bypass is -1; it must be an integer of at least 0"),
+    ({"block_size": 0}, "block_size is 0; it must be an integer of at least 1"),
+    ({"swa_replay_length": 0}, "swa_replay_length is 0; it must be an integer of at least 1"),
+    ({"snapshot_interval": -1}, "snapshot_interval is -1; it must be an integer of at least 0"),
+    ({"snapshot_memory_fraction": 1}, "snapshot_memory_fraction is 1; it must lie in [0, 1)"),
+    ({"hot_slots": -1}, "hot_slots is -1; it must be an integer of at least 0"),
+    ({"long_prefill_threshold": 0}, "long_prefill_threshold is 0; it must be an integer"),
     ({"rows_per_decode": 0}, "rows_per_decode is 0; it must be an integer"),
     (
         {"max_num_batched_tokens": 64, "max_num_seqs": 65},
@@ -46,14 +52,9 @@ def test_a_bad_value_is_named_with_what_it_must_be(values: dict[str, Any], messa
         from_values(EngineConfig, {"model": "m", **values})
 
 
-@pytest.mark.parametrize("name", ["enable_prefix_caching", "swa_bounded_replay"])
-def test_features_to_come_are_refused_by_name_and_may_be_off(name: str) -> None:
-    with pytest.raises(NotSupported, match=name):
-        from_values(EngineConfig, {"model": "m", name: True})
-    from_values(EngineConfig, {"model": "m", name: False})
-
-
 def test_defaults_are_valid() -> None:
     config = EngineConfig(model="m")
     assert config.max_model_len is None
     assert config.cache.kv_cache_memory_bytes is None
+    assert config.cache.enable_prefix_caching
+    assert config.cache.swa_bounded_replay

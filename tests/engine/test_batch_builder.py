@@ -8,7 +8,7 @@ import torch
 
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder
-from leadline.engine.scheduler import RowGroup, RowKind
+from leadline.engine.plan import RowGroup, RowKind
 
 
 def make(num_tokens: int, *, slot: int, pages: list[int], first_id: int = 10) -> Request:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from array import array
 
 import pytest
@@ -7,13 +8,12 @@ import torch
 from torch import Tensor
 
 from leadline.cache.sizing import CacheSize
-from leadline.core.errors import LeadlineError
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.metrics import EngineMetrics
+from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.runner import Runner
 from leadline.engine.sampler import Sampler
-from leadline.engine.scheduler import GroupResult, RowGroup, RowKind
 from leadline.kernels.debug import NonFiniteError
 from leadline.models.batch import ForwardBatch
 from tests.fakes import EOS, NUM_HISTORY, FakeModel, next_token, sampling
@@ -32,7 +32,10 @@ def group(
 
 def run(groups: list[RowGroup], model: FakeModel | None = None) -> list[GroupResult]:
     model = model or FakeModel(CacheSize(num_pages=8, num_slots=8, page_size=256))
-    return Runner(model, Sampler(EOS), EngineMetrics()).run(groups, BUILDER.build(groups))
+    runner = Runner(model, Sampler(EOS), BUILDER, EngineMetrics(), model.copy_slots)
+    step = runner.launch(StepPlan(groups), None)
+    runner.sample(step)
+    return step.results()
 
 
 def test_each_group_gets_what_it_asked_for() -> None:
@@ -68,13 +71,13 @@ def test_a_non_finite_value_is_traced_to_its_request(row: int, name: str) -> Non
     """user-reports E3 and E5: the first op, layer and request."""
 
     class Overflowing(FakeModel):
-        def upper(self, state: Tensor, batch: ForwardBatch) -> Tensor:
+        def upper(self, state: object, batch: ForwardBatch) -> Tensor:
             raise NonFiniteError("swiglu", row, 7)
 
-    with pytest.raises(
-        LeadlineError, match=rf"op swiglu in layer 7 .* row {row} \(request {name}\)"
-    ):
-        run(
-            [group("r1", [20, 21, 22], 1), group("r2", [30], 1)],
-            Overflowing(CacheSize(num_pages=8, num_slots=8, page_size=256)),
-        )
+    first, second = run(
+        [group("r1", [20, 21, 22], 1), group("r2", [30], 1)],
+        Overflowing(CacheSize(num_pages=8, num_slots=8, page_size=256)),
+    )
+    assert first == second
+    assert first.error is not None
+    assert re.search(rf"op swiglu in layer 7 .* row {row} \(request {name}\)", first.error)
