@@ -126,7 +126,8 @@ class Bench:
         )
         source.finish()
         num_seqs = max(sizes.concurrency)
-        layout, size = cache_layout(config), CacheSize(num_pages=1024, num_slots=num_seqs + 1)
+        layout = cache_layout(config)
+        size = CacheSize(num_pages=1024, num_slots=num_seqs + 1, page_size=layout.page_size)
         model.bind_cache(CachePool(layout, num_pages=size.num_pages, num_slots=size.num_slots))
         cache, num_history = CacheManager(size), config.engram_max_ngram_size - 1
         self.plain = Plain(model, cache, BatchBuilder(num_history=num_history, device=cpu))

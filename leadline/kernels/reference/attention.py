@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.kernels.packed import RecordField
@@ -36,9 +37,10 @@ def sparse_attention(
     step = max(1, _BLOCK_ELEMENTS // (slots * q.shape[2]))
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
     outputs = []
-    for rows in torch.arange(q.shape[0], device=q.device).split(step):
+    for start in range(0, q.shape[0], step):
+        rows = slice(start, start + step)
         index = window_index[rows]
-        keys, valid = window[index.clamp(min=0)], index >= 0
+        keys, valid = F.embedding(index.clamp(min=0), window), index >= 0
         if kv is not None and selected is not None:
             chosen = selected[rows]
             address = entry_address(
@@ -53,7 +55,7 @@ def sparse_attention(
         keys.masked_fill_(~valid.unsqueeze(2), 0)
         turned = rotate(q[rows], cos[rows], sin[rows])
         scores = widen(turned) @ widen(keys).transpose(1, 2) * q.shape[2] ** -0.5
-        scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
+        scores = torch.where(valid.unsqueeze(1), scores, -torch.inf)
         attended = core(scores, widen(keys), sink).to(q.dtype)
         outputs.append(rotate(attended, cos[rows], sin[rows], inverse=True))
     return torch.cat(outputs)
