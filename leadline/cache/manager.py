@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from leadline.cache.pages import PageAllocator
 from leadline.cache.prefix import PrefixIndex, extend_digests, num_full_pages, root_digest
+from leadline.cache.refusals import Refusals
 from leadline.cache.sizing import CacheSize, pages_of
 from leadline.cache.slots import HotSlot, HotSlots, SlotAllocator
 from leadline.cache.snapshots import SnapshotStore
@@ -79,6 +80,7 @@ class CacheManager:
         self._hot = HotSlots(hot_slots)
         self._index = PrefixIndex()
         self._snapshots = SnapshotStore(size.num_slots, size.num_snapshots)
+        self._refusals = Refusals()
 
     @property
     def num_pages(self) -> int:
@@ -158,13 +160,25 @@ class CacheManager:
         kept = self._pages.kept
         return self.num_free_pages - sum(page in kept for page in hit.pages)
 
+    def refuse(self, request: Request, hit: Hit, num_pages: int) -> None:
+        """Note that there was no room for ``num_pages`` of a waiting request beside its hit."""
+        if not len(self._hot):  # otherwise what is free says little about what can be had
+            num_pinned = self.num_free_pages - self.num_free_pages_beside(hit)
+            self._refusals.note(request, num_pages + num_pinned)
+
+    def num_needed(self, request: Request) -> int:
+        """Free pages without which looking up a refused request is in vain; 0 when unknown."""
+        return self._refusals.needed(request)
+
     def admit(self, request: Request, hit: Hit) -> None:
         """Pin the pages of a hit for the request and give it a slot.
 
         Raises:
             OutOfSlots: none is free, and no hot one is left to drop.
         """
-        for page in hit.pages:
+        for page, digest in zip(hit.pages, request.digests, strict=False):
+            if not self._pages.num_holders(page):
+                self._refusals.prefix_grew(digest)
             self._pages.share(page)
         request.pages.extend(hit.pages)
         request.committed = len(hit.pages)
@@ -193,6 +207,8 @@ class CacheManager:
             Whether they do now; False when too few pages are free.
         """
         missing = self.pages_of(end) - len(request.pages)
+        if missing <= 0:
+            return True
         if not self.make_room(missing):
             return False
         for _ in range(missing):
@@ -212,6 +228,7 @@ class CacheManager:
         self._extend_digests(request, num_pages)
         for i in range(request.committed, num_pages):
             self._index.add(request.digests[i], request.pages[i])
+            self._refusals.prefix_grew(request.digests[i])
         request.committed = num_pages
         self._attach_snapshots(request, at_end=False)
 
@@ -220,6 +237,7 @@ class CacheManager:
 
         The order lets the deeper pages of a chain be evicted before those that lead to them (2.6).
         """
+        self._refusals.drop(request)
         self._end_snapshots(request)
         self._release_pages(request.pages)
         request.committed = 0
@@ -241,6 +259,7 @@ class CacheManager:
         for page in self._index.pages:
             self._forget(page)
         self._root = root_digest(self._root)
+        self._refusals.clear()
         return self.num_free_pages == self.num_pages
 
     # Snapshots (2.8).
@@ -272,6 +291,7 @@ class CacheManager:
             if num_pages <= request.committed and not waits:
                 page = self._index.page_of(request.digests[num_pages - 1])
                 self._snapshots.settle(request, snapshot, page)
+                self._refusals.prefix_grew(request.digests[num_pages - 1])
 
     def _end_snapshots(self, request: Request) -> None:
         """Attach what can be attached and give back the rest."""
@@ -310,6 +330,7 @@ class CacheManager:
             committed=request.committed,
         )
         self._hot.put(request, hot)
+        self._refusals.clear()  # there is a slot again whose pages could be had
         request.slot, request.pages, request.committed = 0, array("i"), 0
         return True
 
@@ -341,11 +362,11 @@ class CacheManager:
 
     def _num_hot_pages(self, beside: Hit) -> int:
         """Pages that only hot slots hold, and no hit wants."""
-        held = Counter(page for hot in self._hot for page in hot.pages)
+        held, wanted = Counter(page for hot in self._hot for page in hot.pages), set(beside.pages)
         return sum(
             self._pages.num_holders(page) == count
             for page, count in held.items()
-            if page not in beside.pages
+            if page not in wanted
         )
 
     def _drop_oldest_hot(self) -> None:

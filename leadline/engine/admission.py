@@ -30,6 +30,9 @@ class Admission:
             Slots to copy before its first row, ``(from, to)`` each; None, with nothing changed,
             when it does not fit.
         """
+        known_need = self._cache.num_needed(request)
+        if known_need and known_need + reserved > self._cache.num_free_pages:
+            return None
         copies = self._admit_hot(request, reserved)
         if copies is None:
             copies = self._admit_cached(request, reserved)
@@ -85,8 +88,9 @@ class Admission:
         """Start after the longest cached prefix that the request may use, however short."""
         end = len(request.tokens)
         hit = self._find_hit(request)
-        needed = self._whole_prefill(request, end) - len(hit.pages) + reserved
-        if not self._cache.make_room(needed, beside=hit):
+        needed = self._whole_prefill(request, end) - len(hit.pages)
+        if not self._cache.make_room(needed + reserved, beside=hit):
+            self._cache.refuse(request, hit, needed)
             return None
         self._cache.admit(request, hit)
         request.prefill_end, request.junction = end, hit.num_indexed_tokens
