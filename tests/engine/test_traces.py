@@ -50,27 +50,27 @@ class Trace:
         rng = random.Random(seed)
         is_crowd = rng.random() < 0.25
         num_seqs = rng.randint(3, 4) if is_crowd else rng.choice([1, 2, 3, 3])
-        num_pages = rng.randint(4, 6) if is_crowd else rng.randint(5, 14)
+        num_pages = rng.randint(5, 8) if is_crowd else rng.randint(5, 14)
         trace = cls(
             {
                 "num_pages": num_pages + 1,
                 "num_slots": num_seqs + 1,
                 "num_snapshots": rng.choice([0, 1, 3, 6]),
                 "hot_slots": rng.choice([0, 0, 1, 2]),
-                "max_num_batched_tokens": rng.choice([num_seqs + 2, num_seqs + WINDOW, 24, 60]),
-                "max_prefill_rows": rng.choice([3, WINDOW, 16, 40]),
+                "max_num_batched_tokens": rng.choice([num_seqs + 5, num_seqs + WINDOW, 24, 60]),
+                "max_prefill_rows": rng.choice([5, WINDOW, 16, 40]),
                 "max_prefills": rng.randint(1, 3),
                 "max_bypass": rng.randint(0, 3),
-                "long_prefill_threshold": rng.choice([None, None, 5, 20]),
+                "long_prefill_threshold": rng.choice([None, None, None, 6, 20]),
             },
             snapshot_interval=rng.choice([0, 2 * PAGE, 100 * PAGE]),
         )
         longest = PAGE * num_pages
         texts: list[list[int]] = []
         arrival = 0
-        for i in range(rng.randint(3, 4 if is_crowd else 7)):
-            text = _text(rng, texts)[: PAGE + 2 if is_crowd else longest - 1]
-            size = rng.randint(18, 36) if is_crowd else rng.choice([1, 3, rng.randint(1, 18)])
+        for i in range(4 if is_crowd else rng.randint(3, 6)):
+            text = _text(rng, texts)[: PAGE if is_crowd else longest - 1]
+            size = rng.randint(18, 30) if is_crowd else rng.choice([1, 3, rng.randint(1, 14)])
             max_tokens = min(size, longest - len(text))
             texts.append(text + expected_tokens(text, max_tokens))
             turn = replace(
@@ -79,7 +79,7 @@ class Trace:
                 cache_salt=rng.choice([None, None, None, "salt"]),
                 session_key=rng.choice([None, "a", "b"]),
             )
-            arrival += rng.choice([0, 0, rng.randint(1, 3 if is_crowd else 20)])
+            arrival += rng.choice([0, 0, rng.randint(1, 2 if is_crowd else 12)])
             trace.events.setdefault(arrival, []).append(turn)
             if rng.random() < 0.15:
                 trace.events.setdefault(arrival + rng.randint(0, 12), []).append(f"r{i}")
