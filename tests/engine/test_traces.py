@@ -96,6 +96,7 @@ class Trace:
         """Let it all happen; the outputs of each request."""
         outputs: dict[str, list[TokenOutput]] = {r.request_id: [] for r in self.requests}
         step, last = 0, max(self.events)
+        indexed: dict[tuple[int, bytes | None], bytes] = {}
         while engine.has_work or step <= last:
             for event in self.events.get(step, ()):
                 if isinstance(event, EngineRequest):
@@ -106,6 +107,7 @@ class Trace:
                     engine.abort(event)
             for output in engine.step():
                 outputs[output.request_id].append(output)
+            indexed = check_indexed_pages(engine, indexed)
             step += 1
         return outputs
 
@@ -119,6 +121,21 @@ def _text(rng: random.Random, texts: list[list[int]]) -> list[int]:
     text = rng.choice(texts)
     kept = rng.choice([len(text), len(text), rng.randint(1, len(text)), near_boundary])
     return text[:kept] + rng.choice([[], new, new[:3]])
+
+
+def check_indexed_pages(
+    engine: FakeEngine, before: dict[tuple[int, bytes | None], bytes]
+) -> dict[tuple[int, bytes | None], bytes]:
+    """Invariants 13 and 17: nobody writes an indexed page. What wrote each of them, by digest.
+
+    Without replay a page may be evicted, computed and indexed anew within one step.
+    """
+    index, written_at = engine.cache._index, engine.model.written_at
+    now = {(page, index.digest_of(page)): written_at[page].tobytes() for page in index.pages}
+    if not engine.cache.takes_snapshots:
+        for key in before.keys() & now.keys():
+            assert before[key] == now[key], f"page {key[0]} was written while it was indexed"
+    return now
 
 
 def engine_of(mode: str, trace: Trace, *, asynchronous: bool) -> FakeEngine:
