@@ -354,7 +354,7 @@ class CacheManager:
             Whether they are. Where all hot slots would not suffice, none is dropped (2.6).
         """
         missing = num_pages - self.num_free_pages_beside(beside)
-        if missing > 0 and missing > self._num_hot_pages(beside):
+        if missing > 0 and (not len(self._hot) or missing > self._num_hot_pages(beside)):
             return False
         while self.num_free_pages_beside(beside) < num_pages:
             self._drop_oldest_hot()

@@ -182,15 +182,14 @@ def test_an_abort_in_the_middle_of_a_replay_writes_nothing_shared(asynchronous: 
     run(engine, request("first", ids, 1))
     engine.add(request("decoding", text(3, seed=1), 9))
     engine.step()
-    before = engine.model.ids[:3].copy(), engine.model.positions[:3].copy()
+    before = engine.model.written_at[:3].copy()
     engine.add(request("hit", [*ids, 30], 1))
     engine.step()
     assert fed(engine, "hit") == [(24, 1, 0)]
     engine.abort("hit")
     while engine.has_work:
         engine.step()
-    assert (engine.model.ids[:3] == before[0]).all()
-    assert (engine.model.positions[:3] == before[1]).all()
+    assert (engine.model.written_at[:3] == before).all()
     check_nothing_is_held(engine)
     assert run(engine, request("again", ids, 2))["again"].num_cached_tokens == 31
 
@@ -211,6 +210,21 @@ def test_a_preempted_request_resumes_from_its_own_pages(
     assert engine.stats().counters["prefix_cache_hits"] == 0
     assert engine.stats().counters["prompt_tokens"] == 3 * 18
     check_nothing_is_held(engine)
+
+
+@both_modes
+@pytest.mark.parametrize("rows", [3, 64])
+def test_a_hit_writes_no_page_below_it(policy: ReplayPolicy, rows: int) -> None:
+    """Invariant 17."""
+    engine = small(policy, num_slots=2, max_num_batched_tokens=rows)
+    ids = text(48)
+    run(engine, request("first", ids, 1))
+    before = engine.model.written_at[:4].copy()
+    run(engine, request("same", ids, 3))
+    run(engine, request("longer", [*ids, 30, 31], 20))
+    assert engine.stats().counters["prompt_tokens_cached"] > 0
+    unchanged = 4 if policy.lower else 3  # without replay, the last page is computed again
+    assert (engine.model.written_at[:unchanged] == before[:unchanged]).all()
 
 
 def test_prompt_logits_use_neither_hits_nor_trim_and_their_neighbours_keep_both() -> None:

@@ -50,27 +50,27 @@ class Trace:
         rng = random.Random(seed)
         is_crowd = rng.random() < 0.25
         num_seqs = rng.randint(3, 4) if is_crowd else rng.choice([1, 2, 3, 3])
-        num_pages = rng.randint(4, 6) if is_crowd else rng.randint(5, 14)
+        num_pages = rng.randint(5, 8) if is_crowd else rng.randint(5, 14)
         trace = cls(
             {
                 "num_pages": num_pages + 1,
                 "num_slots": num_seqs + 1,
                 "num_snapshots": rng.choice([0, 1, 3, 6]),
                 "hot_slots": rng.choice([0, 0, 1, 2]),
-                "max_num_batched_tokens": rng.choice([num_seqs + 2, num_seqs + WINDOW, 24, 60]),
-                "max_prefill_rows": rng.choice([3, WINDOW, 16, 40]),
+                "max_num_batched_tokens": rng.choice([num_seqs + 5, num_seqs + WINDOW, 24, 60]),
+                "max_prefill_rows": rng.choice([5, WINDOW, 16, 40]),
                 "max_prefills": rng.randint(1, 3),
                 "max_bypass": rng.randint(0, 3),
-                "long_prefill_threshold": rng.choice([None, None, 5, 20]),
+                "long_prefill_threshold": rng.choice([None, None, None, 6, 20]),
             },
             snapshot_interval=rng.choice([0, 2 * PAGE, 100 * PAGE]),
         )
         longest = PAGE * num_pages
         texts: list[list[int]] = []
         arrival = 0
-        for i in range(rng.randint(3, 4 if is_crowd else 7)):
-            text = _text(rng, texts)[: PAGE + 2 if is_crowd else longest - 1]
-            size = rng.randint(18, 36) if is_crowd else rng.choice([1, 3, rng.randint(1, 18)])
+        for i in range(4 if is_crowd else rng.randint(3, 6)):
+            text = _text(rng, texts)[: PAGE if is_crowd else longest - 1]
+            size = rng.randint(18, 30) if is_crowd else rng.choice([1, 3, rng.randint(1, 14)])
             max_tokens = min(size, longest - len(text))
             texts.append(text + expected_tokens(text, max_tokens))
             turn = replace(
@@ -79,7 +79,7 @@ class Trace:
                 cache_salt=rng.choice([None, None, None, "salt"]),
                 session_key=rng.choice([None, "a", "b"]),
             )
-            arrival += rng.choice([0, 0, rng.randint(1, 3 if is_crowd else 20)])
+            arrival += rng.choice([0, 0, rng.randint(1, 2 if is_crowd else 12)])
             trace.events.setdefault(arrival, []).append(turn)
             if rng.random() < 0.15:
                 trace.events.setdefault(arrival + rng.randint(0, 12), []).append(f"r{i}")
@@ -96,6 +96,7 @@ class Trace:
         """Let it all happen; the outputs of each request."""
         outputs: dict[str, list[TokenOutput]] = {r.request_id: [] for r in self.requests}
         step, last = 0, max(self.events)
+        indexed: dict[tuple[int, bytes | None], bytes] = {}
         while engine.has_work or step <= last:
             for event in self.events.get(step, ()):
                 if isinstance(event, EngineRequest):
@@ -106,6 +107,7 @@ class Trace:
                     engine.abort(event)
             for output in engine.step():
                 outputs[output.request_id].append(output)
+            indexed = check_indexed_pages(engine, indexed)
             step += 1
         return outputs
 
@@ -119,6 +121,21 @@ def _text(rng: random.Random, texts: list[list[int]]) -> list[int]:
     text = rng.choice(texts)
     kept = rng.choice([len(text), len(text), rng.randint(1, len(text)), near_boundary])
     return text[:kept] + rng.choice([[], new, new[:3]])
+
+
+def check_indexed_pages(
+    engine: FakeEngine, before: dict[tuple[int, bytes | None], bytes]
+) -> dict[tuple[int, bytes | None], bytes]:
+    """Invariants 13 and 17: nobody writes an indexed page. What wrote each of them, by digest.
+
+    Without replay a page may be evicted, computed and indexed anew within one step.
+    """
+    index, written_at = engine.cache._index, engine.model.written_at
+    now = {(page, index.digest_of(page)): written_at[page].tobytes() for page in index.pages}
+    if not engine.cache.takes_snapshots:
+        for key in before.keys() & now.keys():
+            assert before[key] == now[key], f"page {key[0]} was written while it was indexed"
+    return now
 
 
 def engine_of(mode: str, trace: Trace, *, asynchronous: bool) -> FakeEngine:
