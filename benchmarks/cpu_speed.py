@@ -29,6 +29,7 @@ from torch import Tensor
 from leadline.cache.layout import cache_layout
 from leadline.cache.manager import CacheManager
 from leadline.cache.pool import CachePool
+from leadline.cache.replay import ReplayPolicy
 from leadline.cache.sizing import CacheSize
 from leadline.config.engine import SchedulerConfig
 from leadline.config.presets import preset
@@ -128,13 +129,19 @@ class Bench:
         num_seqs = max(sizes.concurrency)
         layout = cache_layout(config)
         size = CacheSize(num_pages=1024, num_slots=num_seqs + 1, page_size=layout.page_size)
-        model.bind_cache(CachePool(layout, num_pages=size.num_pages, num_slots=size.num_slots))
+        pool = CachePool(layout, num_pages=size.num_pages, num_slots=size.num_slots)
+        model.bind_cache(pool)
+        # Every row runs every layer, as in the plain forward.
+        window = config.sliding_window
+        policy = ReplayPolicy(lower=False, upper=False, length=window, window=window)
         cache, num_history = CacheManager(size), config.engram_max_ngram_size - 1
         self.plain = Plain(model, cache, BatchBuilder(num_history=num_history, device=cpu))
         self.engine = Engine(
             model,
             Sampler(config.eos_token_id),
             cache,
+            pool.copy_slots,
+            policy,
             SchedulerConfig(max_num_seqs=num_seqs),
             vocab_size=config.vocab_size,
             eos_token_id=config.eos_token_id,
