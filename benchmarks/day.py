@@ -30,7 +30,6 @@ from leadline.models.batch import CacheFields, ForwardBatch, Model
 FIRST_ID = 20  # texts are made of ids from here on
 STEP_SECONDS = 0.05
 ROW_SECONDS = 0.00002
-LONG_ANSWERS_IN = 20
 STEPS_PER_CHECK = 100  # between two proofs of the books while the engine is busy
 
 
@@ -42,7 +41,7 @@ class Shape:
         group: sessions that share a system prompt.
         new: tokens of a turn that the model did not write.
         answer: tokens that it writes.
-        long_answer: the same of one answer in ``LONG_ANSWERS_IN``.
+        long_answer: the same of one answer in ``long_answers_in``.
         think: from an answer to the next turn.
         arrivals: seconds over which the sessions begin.
     """
@@ -54,6 +53,7 @@ class Shape:
     new: tuple[int, int] = (100, 400)
     answer: tuple[int, int] = (20, 100)
     long_answer: tuple[int, int] = (400, 1600)
+    long_answers_in: int = 20
     think: tuple[float, float] = (0.2, 5.0)
     arrivals: float = 60.0
 
@@ -67,7 +67,8 @@ class Shape:
         return replace(self, **{name: shorter(getattr(self, name)) for name in lengths})
 
 
-SHORT = Shape(turns=(5, 12))
+# Few turns, but so many long answers that requests have to be preempted.
+SHORT = Shape(turns=(3, 8), long_answers_in=4, think=(0.1, 1.0), arrivals=10.0)
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def _text(draw: random.Random, span: tuple[int, int], vocab_size: int) -> list[i
 
 
 def _answer(draw: random.Random, shape: Shape) -> int:
-    is_long = draw.randrange(LONG_ANSWERS_IN) == 0
+    is_long = draw.randrange(shape.long_answers_in) == 0
     return draw.randint(*(shape.long_answer if is_long else shape.answer))
 
 
@@ -254,10 +255,14 @@ def run_day(
     return day.run(engine)
 
 
-def fake_day(mode: str, shape: Shape, *, sessions: int, seed: int) -> dict[str, Any]:
-    """One day on the fake model, with the official page and window."""
-    page_size, window = 256, 128
-    people = make_sessions(sessions, shape, vocab_size=FakeModel.vocab_size, seed=seed)
+def fake_day(
+    mode: str, shape: Shape, *, sessions: int, seed: int, divisor: int = 1
+) -> dict[str, Any]:
+    """One day on the fake model; texts, pages and window are official ones over ``divisor``."""
+    page_size, window = 256 // divisor, 128 // divisor
+    people = make_sessions(
+        sessions, shape.scaled(divisor), vocab_size=FakeModel.vocab_size, seed=seed
+    )
     size = size_for(mode, people, page_size)
     model = FakeModel(size, window)
     policy = policy_of(mode, window=window, page_size=page_size)

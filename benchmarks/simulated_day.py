@@ -39,12 +39,12 @@ ROWS = (
 )
 
 
-def tiny_day(mode: str, shape: Shape, *, sessions: int, seed: int) -> dict[str, Any]:
+def tiny_day(mode: str, shape: Shape, *, sessions: int, seed: int, divisor: int) -> dict[str, Any]:
     """One day on a random model of the tiny shape, in float64 with float32 records."""
-    config = replace(preset(TINY), sliding_window=128 // TINY_DIVISOR)
-    page_size = 256 // TINY_DIVISOR
+    page_size = 256 // divisor
+    config = replace(preset(TINY), sliding_window=128 // divisor)
     people = make_sessions(
-        sessions, shape.scaled(TINY_DIVISOR), vocab_size=config.image_token_id, seed=seed
+        sessions, shape.scaled(divisor), vocab_size=config.image_token_id, seed=seed
     )
     size = size_for(mode, people, page_size)
     source, cpu = DummySource(config), torch.device("cpu")
@@ -68,13 +68,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    live = fake_day if args.model == "fake" else tiny_day
     sessions = args.sessions or (20 if args.quick or args.model == "tiny" else 200)
-    shape = SHORT if args.quick else Shape()
+    divisor = TINY_DIVISOR if args.quick or args.model == "tiny" else 1
+    live = fake_day if args.model == "fake" else tiny_day
     days: dict[str, dict[str, Any]] = {}
     for mode in args.modes:
         start = time.perf_counter()
-        days[mode] = live(mode, shape, sessions=sessions, seed=args.seed)
+        shape = SHORT if args.quick else Shape()
+        days[mode] = live(mode, shape, sessions=sessions, seed=args.seed, divisor=divisor)
         days[mode]["seconds"] = time.perf_counter() - start
     if off := days.get("off"):
         for day in days.values():
