@@ -8,12 +8,11 @@ from torch import Tensor
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
+from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.indexer import entry_address
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rotate
 
-# Elements of the largest temporary, [rows, slots, head_dim]: 64 MiB of float32.
-_BLOCK_ELEMENTS = 16 * 1024 * 1024
 _SOFTMAX_BLOCK = 64
 
 
@@ -34,7 +33,7 @@ def sparse_attention(
 ) -> Tensor:
     """Row blocks bound the gathered keys; rows are independent of each other."""
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
-    step = max(1, _BLOCK_ELEMENTS // (slots * q.shape[2]))
+    step = rows_per_block(slots * q.shape[2], q.device)
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
     outputs = []
     for start in range(0, q.shape[0], step):

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
+from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.kv_store import load_rows
-
-# Elements of the largest temporary, [groups, rows, heads, entries]: 64 MiB of float32.
-_BLOCK_ELEMENTS = 16 * 1024 * 1024
 
 
 def entry_address(
@@ -42,7 +40,7 @@ def index_logits(
         table = page_table[groups]
         address = entry_address(span.expand(len(groups), -1), table, keys.values.shape[1])
         key = widen(load_rows(keys, *address, q.dtype)).transpose(1, 2)  # [b, di, N]
-        step = max(1, _BLOCK_ELEMENTS // (len(groups) * q.shape[1] * num_entries))
+        step = rows_per_block(len(groups) * q.shape[1] * num_entries, q.device)
         for part in rows.split(step, dim=1):
             dot = (widen(q[part]).flatten(1, 2) @ key).to(q.dtype)  # [b, n * Hi, N]
             dot = widen(dot).relu().unflatten(1, (part.shape[1], -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from leadline.kernels.reference.accumulate import widen
@@ -10,4 +10,6 @@ from leadline.kernels.reference.accumulate import widen
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """The weight is multiplied before the only rounding."""
-    return F.rms_norm(widen(x), x.shape[-1:], weight, eps).to(x.dtype)
+    wide = widen(x)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (weight * (wide * scale)).to(x.dtype)

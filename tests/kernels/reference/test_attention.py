@@ -232,5 +232,5 @@ def test_huge_scores_do_not_overflow(exact_rounding: bool) -> None:
 def test_row_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case()
     whole = case.run()
-    monkeypatch.setattr("leadline.kernels.reference.attention._BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr("leadline.kernels.reference.blocks._ELEMENTS", {"cpu": 1})
     torch.testing.assert_close(case.run(), whole, rtol=0, atol=1e-14)

@@ -192,7 +192,7 @@ class TestLogits:
         q, weights, keys, table = self.make()
         q_off, visible = torch.tensor([0, 1, 3, 4]), torch.tensor([4, 9, 10, 11])
         whole = indexer.index_logits(q, weights, keys, table, q_off, visible)
-        monkeypatch.setattr("leadline.kernels.reference.indexer._BLOCK_ELEMENTS", 1)
+        monkeypatch.setattr("leadline.kernels.reference.blocks._ELEMENTS", {"cpu": 1})
         blocks = indexer.index_logits(q, weights, keys, table, q_off, visible)
         torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
 
