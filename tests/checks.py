@@ -20,6 +20,7 @@ class CheckedScheduler(Scheduler):
 
     Attributes:
         plans: every plan with rows, oldest first.
+        first_fed: (request, generation) -> the first position that was fed.
     """
 
     def __init__(
@@ -35,9 +36,8 @@ class CheckedScheduler(Scheduler):
         super().__init__(config, cache, metrics, policy, eos_token_id=eos_token_id, clock=clock)
         self.plans: list[StepPlan] = []
         self._is_stalled = False
-        # (request, generation) -> its first position, and its upper rows so far, in prefill.
-        self._first_fed: dict[tuple[str, int], int] = {}
-        self._num_upper: dict[tuple[str, int], int] = defaultdict(int)
+        self.first_fed: dict[tuple[Request, int], int] = {}
+        self._num_upper: dict[tuple[Request, int], int] = defaultdict(int)
 
     def plan(self) -> StepPlan | None:
         decoding = [
@@ -108,15 +108,16 @@ class CheckedScheduler(Scheduler):
 
     def _check_prefill(self, group: RowGroup) -> None:
         request, end = group.request, group.request.prefill_end
-        key = request.request_id, request.generation
-        is_first = key not in self._first_fed
-        first_fed = self._first_fed.setdefault(key, group.start)
+        key = request, request.generation
+        is_first = key not in self.first_fed
+        first_fed = self.first_fed.setdefault(key, group.start)
         threshold = self._config.long_prefill_threshold
         if threshold is not None:
             assert group.num_rows <= threshold
-        if group.end < request.cached:
+        if group.end < min(request.cached, request.floor_up):
             assert request.cached - group.start > self._largest_prefill, "a replay was split"
-        assert not group.start < request.floor_up < group.end < end, "a chunk ran over U"
+        if not self._policy.needs_snapshot:  # snapshots cut chunks too
+            assert not group.start < request.floor_up < group.end < end, "a chunk ran over U"
         if is_first and request.cached and request.floor_lo == self._policy.start(request.cached):
             assert self._policy.lower or first_fed == request.cached
         self._num_upper[key] += group.num_upper
@@ -156,7 +157,9 @@ class CheckedScheduler(Scheduler):
         first = min(self.waiting, key=lambda r: r.priority, default=None)
         if first is None or first.priority >= max((r.priority for r in prefills), default=-99):
             return
-        num_prefills = sum(r.state is RequestState.PREFILL for r in self.running)
+        num_prefills = len(
+            {*prefills, *(r for r in self.running if r.state is RequestState.PREFILL)}
+        )
         if num_prefills >= self._config.max_prefills or not self._cache.num_free_slots:
             return
         whole = self._cache.pages_of(min(len(first.tokens) + 1, max_positions(first))) + 1

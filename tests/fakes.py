@@ -111,10 +111,12 @@ class FakeModel:
     num_upper_rows: int = 0
     ids: Integers = field(init=False)
     positions: Integers = field(init=False)
+    written_at: Integers = field(init=False)  # the step that wrote each position of each page
 
     def __post_init__(self) -> None:
         self.ids = np.full((self.size.num_pages, self.size.page_size), -1)
         self.positions = np.full((self.size.num_pages, self.size.page_size), -1)
+        self.written_at = np.zeros((self.size.num_pages, self.size.page_size), np.int64)
         self.lower_window = FakeWindow(self.size.num_slot_rows, self.window)
         self.upper_window = FakeWindow(self.size.num_slot_rows, self.window)
 
@@ -156,6 +158,7 @@ class FakeModel:
         assert (page > 0).all(), "a live row in the null page"
         self.ids[page, place] = fed_ids[write_from - start :]
         self.positions[page, place] = written
+        self.written_at[page, place] = self.num_steps
         ids = self.ids[pages].ravel()[:end]
         assert (self.positions[pages].ravel()[:end] == np.arange(end)).all(), (
             "a page was changed by somebody else, or never written"
@@ -221,6 +224,7 @@ def fake_engine(
     prefix_caching: bool = True,
     hot_slots: int = 0,
     asynchronous: bool = False,
+    checks_integrity: bool = False,
     clock: Callable[[], float] = time.monotonic,
     poison: int | None = None,
     fail_on: int | None = None,
@@ -250,7 +254,7 @@ def fake_engine(
             max_model_len=max_model_len,
             num_history=NUM_HISTORY,
             asynchronous=asynchronous,
-            checks_integrity=True,
+            checks_integrity=checks_integrity,
             clock=clock,
         )
     assert isinstance(engine._scheduler, CheckedScheduler)

@@ -17,6 +17,8 @@ class EngineStats:
     """A snapshot of the engine, cheap enough to take at every scrape.
 
     Attributes:
+        num_free_pages: pages that no request holds, those with a cached prefix included.
+        num_cached_pages: of these, the ones that a prefix hit can still find.
         counters: monotonic counts by metric name without prefix (``prompt_tokens`` ...).
         finished: requests ended, by finish reason.
         step_seconds: seconds spent so far per part of a step (``schedule``, ``build``,

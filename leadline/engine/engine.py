@@ -191,6 +191,8 @@ class Engine:
         outputs += self._settle_logits(self._scheduler.expire())
         if self._paused:
             return outputs + self._book()
+        if self._in_flight is not None and self._in_flight.error is not None:
+            outputs += self._book()  # its requests end, and are not planned again
         with self.metrics.timed("schedule"):
             plan = self._scheduler.plan()
         if plan is None:  # somebody may have to be preempted: first see what is in flight

@@ -185,7 +185,12 @@ def _failing_alone(step: StepInFlight) -> Iterator[None]:
 
 
 def _fill_unknown_tokens(plan: StepPlan, batch: ForwardBatch, previous: StepInFlight) -> None:
-    """Put the tokens of ``previous`` where groups feed them, on the device (5.9, rule 1)."""
+    """Put the tokens of ``previous`` where groups feed them, on the device (5.9, rule 1).
+
+    Where it drew none, its requests end once it is booked, and what they feed here is dropped.
+    """
+    if previous.error is not None:
+        return
     rows, sources, end = [], [], 0
     for group in plan.groups:
         end += group.num_rows

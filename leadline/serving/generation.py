@@ -53,6 +53,7 @@ def choice_requests(
     *,
     first: int = 0,
     session_key: str | None = None,
+    cache_salt: str | None = None,
 ) -> list[EngineRequest]:
     """One engine request for each of ``n`` choices, with seeds ``seed + i`` (serving-api 9.1)."""
     prompt = tuple(prompt_token_ids)
@@ -65,6 +66,7 @@ def choice_requests(
                 prompt_token_ids=prompt,
                 sampling=dataclasses.replace(sampling, n=1, seed=seed),
                 session_key=session_key,
+                cache_salt=cache_salt,
             )
         )
     return requests

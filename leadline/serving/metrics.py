@@ -166,7 +166,7 @@ _Sample = tuple[dict[str, str], float]
 
 
 def _engine_families(stats: EngineStats, model_name: str) -> Iterator[Metric]:
-    held = stats.num_pages - stats.num_free_pages - stats.num_cached_pages
+    held = stats.num_pages - stats.num_free_pages
     used_slots = stats.num_slots - stats.num_free_slots
     cache = {"block_size": str(stats.page_size), "num_gpu_blocks": str(stats.num_pages)}
     gauges: dict[str, tuple[str, list[_Sample]]] = {
@@ -182,7 +182,7 @@ def _engine_families(stats: EngineStats, model_name: str) -> Iterator[Metric]:
             [
                 ({"state": "used"}, held),
                 ({"state": "cached"}, stats.num_cached_pages),
-                ({"state": "free"}, stats.num_free_pages),
+                ({"state": "free"}, stats.num_free_pages - stats.num_cached_pages),
             ],
         ),
         "leadline:slots": (

@@ -190,6 +190,25 @@ def test_flags_of_other_servers_warn_once_each(
 
 
 @pytest.mark.parametrize(
+    ("argv", "values"),
+    [
+        (["--no-swa-bounded-replay"], {"swa_bounded_replay": False}),
+        (["--swa-replay-lower"], {"swa_replay_lower": True}),
+        (["--no-swa-replay-upper"], {"swa_replay_upper": False}),
+        (["--swa-replay-length", "4k"], {"swa_replay_length": 4096}),
+        (["--snapshot-interval", "0"], {"snapshot_interval": 0}),
+        (["--hot-slots", "4"], {"hot_slots": 4}),
+        (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}),
+        (["--no-async-scheduling"], {"async_scheduling": False}),
+        (["--check-integrity"], {"check_integrity": True}),
+    ],
+    ids=str,
+)
+def test_caching_and_replay_have_flags(argv: list[str], values: dict[str, object]) -> None:
+    assert parse(*argv) == values
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["--tensor-parallel-size", "1"],

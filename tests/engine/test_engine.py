@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,9 @@ def check_idle(engine: Engine) -> None:
     assert (stats.num_free_pages, stats.num_free_slots) == (stats.num_pages, stats.num_slots)
 
 
+both_depths = pytest.mark.parametrize("asynchronous", [False, True], ids=["depth 0", "depth 1"])
+
+
 def mixed_load() -> list[EngineRequest]:
     """Prompts of very different lengths, short and long answers."""
     rng = random.Random(1)
@@ -60,8 +64,9 @@ def mixed_load() -> list[EngineRequest]:
     ]
 
 
-def test_continuous_batching_gives_each_request_what_it_gets_alone() -> None:
-    engine = fake_engine(max_num_batched_tokens=64, max_prefill_rows=48)
+@both_depths
+def test_continuous_batching_gives_each_request_what_it_gets_alone(asynchronous: bool) -> None:
+    engine = fake_engine(asynchronous=asynchronous, max_num_batched_tokens=64, max_prefill_rows=48)
     load = mixed_load()
     for item in load:
         engine.add(item)
@@ -88,8 +93,9 @@ def test_a_prompt_may_be_split_anywhere(rows: int) -> None:
     assert engine.stats().counters["steps"] == -(-lower // rows) + -(-tail // rows) + 3
 
 
-def test_preemption_keeps_every_output_and_emits_no_token_twice() -> None:
-    engine = fake_engine(num_pages=7)
+@both_depths
+def test_preemption_keeps_every_output_and_emits_no_token_twice(asynchronous: bool) -> None:
+    engine = fake_engine(asynchronous=asynchronous, num_pages=7)
     load = [request(f"r{i}", prompt(240, seed=i), 300) for i in range(3)]
     for item in load:
         engine.add(item)
@@ -100,12 +106,15 @@ def test_preemption_keeps_every_output_and_emits_no_token_twice() -> None:
     check_idle(engine)
 
 
-def test_an_abort_at_any_step_frees_everything_and_harms_nobody() -> None:
+@both_depths
+def test_an_abort_at_any_step_frees_everything_and_harms_nobody(asynchronous: bool) -> None:
     """user-reports R14, invariant 8."""
     load = [request(f"r{i}", prompt(size, seed=i), 12) for i, size in enumerate((90, 300, 40, 500))]
     for name in ("r0", "r1", "r3"):
         for at in range(0, 30, 2):
-            engine = fake_engine(num_pages=5, num_slots=4, max_num_batched_tokens=64)
+            engine = fake_engine(
+                asynchronous=asynchronous, num_pages=5, num_slots=4, max_num_batched_tokens=64
+            )
             for item in load:
                 engine.add(item)
 
@@ -133,13 +142,14 @@ def test_an_abort_of_an_unknown_id_is_ignored() -> None:
     assert not engine.has_work
 
 
+@both_depths
 def test_a_step_that_raises_ends_its_requests_and_not_the_engine(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, asynchronous: bool
 ) -> None:
-    engine = fake_engine(fail_on=13)
+    engine = fake_engine(fail_on=13, asynchronous=asynchronous)
     engine.add(request("bad", [5, 13, 7], 4))
     engine.add(request("beside", [5, 6], 4))
-    [bad, beside] = engine.step()
+    [bad, beside] = engine.step() + (engine.step() if asynchronous else [])
     for output in (bad, beside):
         assert output.finish_reason is FinishReason.ERROR
         assert output.error == "the forward pass failed: RuntimeError: id 13 cannot be run"
@@ -149,8 +159,46 @@ def test_a_step_that_raises_ends_its_requests_and_not_the_engine(
     assert tokens_of(drain(engine)["next"]) == [next_token([5, 6])]
 
 
-def test_nan_logits_end_their_own_request_by_name_and_no_other() -> None:
-    engine = fake_engine(poison=13)
+@both_depths
+def test_a_step_that_raises_ends_nobody_of_the_step_after_it(asynchronous: bool) -> None:
+    engine = fake_engine(fail_on=13, asynchronous=asynchronous)
+    engine.add(request("bad", [5, 13, 7], 4))
+    engine.step()
+    engine.add(request("after", [5, 6], 4))
+    assert tokens_of(drain(engine)["after"]) == expected_tokens([5, 6], 4)
+    check_idle(engine)
+
+
+class FlakySampler(Sampler):
+    """Raises once."""
+
+    has_failed = False
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("no tokens today")
+        return super().sample(logits, requests)
+
+
+@both_depths
+def test_a_sampler_that_raises_ends_the_requests_of_its_step_and_no_other(
+    asynchronous: bool,
+) -> None:
+    engine = fake_engine(sampler=FlakySampler(EOS), asynchronous=asynchronous)
+    engine.add(request("bad", [5, 7], 4))
+    outputs = engine.step()
+    engine.add(request("after", [5, 6], 4))
+    rest = drain(engine)
+    [bad] = outputs + rest.pop("bad", [])
+    assert bad.error == "the forward pass failed: RuntimeError: no tokens today"
+    assert tokens_of(rest["after"]) == expected_tokens([5, 6], 4)
+    check_idle(engine)
+
+
+@both_depths
+def test_nan_logits_end_their_own_request_by_name_and_no_other(asynchronous: bool) -> None:
+    engine = fake_engine(asynchronous=asynchronous, poison=13)
     engine.add(request("good", [5, 6], 3))
     engine.add(request("bad", [5, 13], 3))
     outputs = drain(engine)
@@ -162,8 +210,9 @@ def test_nan_logits_end_their_own_request_by_name_and_no_other() -> None:
     check_idle(engine)
 
 
-def test_prompt_logits_are_those_of_every_position_in_any_chunks() -> None:
-    engine = fake_engine(max_num_batched_tokens=50)
+@both_depths
+def test_prompt_logits_are_those_of_every_position_in_any_chunks(asynchronous: bool) -> None:
+    engine = fake_engine(asynchronous=asynchronous, max_num_batched_tokens=50)
     ids = prompt(333)
     logits = engine.prompt_logits(ids)
     assert logits.shape == (333, VOCAB_SIZE)
@@ -172,8 +221,9 @@ def test_prompt_logits_are_those_of_every_position_in_any_chunks() -> None:
     check_idle(engine)
 
 
-def test_prompt_logits_run_beside_others_who_miss_no_output() -> None:
-    engine = fake_engine(max_num_batched_tokens=16)
+@both_depths
+def test_prompt_logits_run_beside_others_who_miss_no_output(asynchronous: bool) -> None:
+    engine = fake_engine(asynchronous=asynchronous, max_num_batched_tokens=16)
     engine.add(request("a", [5, 6, 7], 6))
     engine.prompt_logits(prompt(100))
     assert tokens_of(drain(engine)["a"]) == expected_tokens([5, 6, 7], 6)
@@ -222,6 +272,48 @@ def test_a_full_queue_refuses_and_recovers() -> None:
         engine.add(request("c", [5], 2))
     drain(engine)
     engine.add(request("c", [5], 2))
+
+
+@both_depths
+def test_a_request_that_takes_too_long_fails_and_frees_everything(asynchronous: bool) -> None:
+    now = 100.0
+    engine = fake_engine(asynchronous=asynchronous, num_slots=2, clock=lambda: now)
+    engine.add(replace(request("late", [5, 6], 50), timeout_seconds=3.0))
+    engine.add(replace(request("queued", [5, 6], 50), timeout_seconds=3.5))
+    engine.add(request("patient", [5, 6], 3))
+    engine.step()
+    now = 103.1
+    outputs = {output.request_id: output for output in engine.step()}
+    assert outputs["late"].finish_reason is FinishReason.ERROR
+    assert outputs["late"].error == "request late: its deadline passed after 3.1 s"
+    now = 104.0
+    rest = drain(engine)
+    assert rest["queued"][-1].finish_reason is FinishReason.ERROR
+    assert tokens_of(rest["patient"]) == expected_tokens([5, 6], 3)
+    check_idle(engine)
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_the_books_are_proved_after_every_step_where_that_is_wanted(
+    checks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine(checks_integrity=checks)
+    calls = []
+    monkeypatch.setattr(engine, "check_integrity", lambda: calls.append(1))
+    engine.add(request("a", [5, 6], 3))
+    while engine.has_work:
+        engine.step()
+    assert len(calls) == (3 if checks else 0)
+
+
+def test_broken_books_are_noticed() -> None:
+    engine = fake_engine(checks_integrity=True)
+    engine.add(request("a", [5, 6], 3))
+    engine.step()
+    [live] = engine.scheduler.running
+    live.pages.append(live.pages[0])
+    with pytest.raises(AssertionError, match="page"):
+        engine.check_integrity()
 
 
 def test_a_prompt_one_below_the_context_generates_exactly_one_token() -> None:

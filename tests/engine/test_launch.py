@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from leadline.engine.launch import (
     resolve_device,
     resolve_dtype,
     resolve_max_model_len,
+    resolve_policy,
 )
 from tests.fakes import request
 
@@ -55,6 +57,58 @@ def test_the_real_model_answers_alike_together_and_in_one_prefill() -> None:
         assert whole[len(ids) - 1 : -1] == answer
     stats = engine.stats()
     assert (stats.num_free_pages, stats.num_free_slots) == (stats.num_pages, stats.num_slots)
+
+
+def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = replace(TINY.cache, hot_slots=2, block_size=32)
+    engine = build_engine(replace(TINY, cache=cache, async_scheduling=True, check_integrity=True))
+    num_checks = 0
+
+    def count() -> None:
+        nonlocal num_checks
+        num_checks += 1
+
+    monkeypatch.setattr(engine, "check_integrity", count)
+    ids = random.Random(1).choices(range(3, 500), k=50)
+    answer: list[int] = []
+    engine.add(replace(request("a", ids, 3, ignore_eos=True), session_key="s"))
+    engine.step()
+    assert num_checks == 1
+    assert engine.has_work  # the first step is still to be booked
+    while engine.has_work:
+        answer += [token for output in engine.step() for token in output.token_ids]
+    engine.add(replace(request("b", [*ids, *answer], 1), session_key="s"))
+    outputs = [output for _ in range(3) for output in engine.step()]
+    assert outputs[-1].num_cached_tokens == 52  # all but the last token: the slot was hot
+
+
+@pytest.mark.parametrize(
+    ("settings", "halves", "length"),
+    [
+        ({}, (True, True), 128),
+        ({"swa_bounded_replay": False}, (False, False), 128),
+        ({"swa_replay_lower": False}, (False, True), 128),
+        ({"swa_bounded_replay": False, "swa_replay_lower": True}, (True, False), 128),
+        ({"swa_replay_length": 1000}, (True, True), 1000),
+    ],
+    ids=str,
+)
+def test_one_switch_sets_both_halves_and_each_has_its_own(
+    settings: dict[str, Any], halves: tuple[bool, bool], length: int
+) -> None:
+    policy = resolve_policy(CacheConfig(**settings), preset("tiny-window128"))
+    assert (policy.lower, policy.upper) == halves
+    assert (policy.length, policy.window) == (length, 128)
+
+
+def test_an_engram_layer_above_the_cut_keeps_the_upper_layers_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """cache-and-scheduling 3.4 and 4.7."""
+    model = preset("tiny-window128")
+    model = replace(model, engram_layer_ids=(model.engram_layer_ids[0], model.cut))
+    assert not resolve_policy(CacheConfig(), model).upper
+    assert "an Engram layer lies above the cut" in caplog.text
 
 
 def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Path) -> None:

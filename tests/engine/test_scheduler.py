@@ -37,11 +37,14 @@ def make(
     *,
     arrival: float = 0.0,
     priority: int = 0,
+    session_key: str | None = None,
     **sampling: object,
 ) -> Request:
     prompt = array("i", random.Random(name).choices(range(2, 97), k=num_prompt))
     params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
-    return Request(name, prompt, num_prompt, params, arrival=arrival, priority=priority)
+    return Request(
+        name, prompt, num_prompt, params, arrival, priority=priority, session_key=session_key
+    )
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Harness:
 
     num_pages: int = 9
     num_slots: int = 5
+    page_size: int = 256
     config: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=512)
     )
@@ -57,9 +61,7 @@ class Harness:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.cache = CacheManager(
-            CacheSize(num_pages=self.num_pages, num_slots=self.num_slots, page_size=256)
-        )
+        self.cache = CacheManager(CacheSize(self.num_pages, self.num_slots, self.page_size))
         self.metrics = EngineMetrics()
         self.scheduler = CheckedScheduler(
             self.config,
@@ -85,13 +87,16 @@ class Harness:
 
     def step(self) -> StepPlan:
         plan = self.plan()
+        self.apply(plan)
+        return plan
+
+    def apply(self, plan: StepPlan) -> None:
         results = [
             GroupResult(token_ids=(next_token(g.request.tokens),) if g.num_sampled else ())
             for g in plan.groups
         ]
         for output in self.scheduler.apply(plan, results):
             self.book(output)
-        return plan
 
     def plan(self) -> StepPlan:
         plan = self.scheduler.plan()
@@ -201,6 +206,137 @@ def test_priority_decides_the_order_of_admission_and_of_preemption() -> None:
     assert [g.request.request_id for g in harness.step().groups] == ["r2", "r1", "r0"]
     harness.run()
     assert [request.num_preemptions > 0 for request in requests] == [True, False, False]
+
+
+def test_a_higher_class_does_not_wait_for_the_rows_of_a_lower_one() -> None:
+    """Invariant 38: neither to be admitted nor for the rest of a long prompt."""
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=100, max_prefill_rows=100)
+    harness = Harness(config=config)
+    harness.add(make("long", 1000, 2, priority=1))
+    harness.step()
+    harness.add(make("urgent", 130, 2, arrival=1.0))
+    rows = [
+        [(group.request.request_id, group.num_rows) for group in harness.step().groups]
+        for _ in range(2)
+    ]
+    assert rows == [[("urgent", 2), ("long", 98)], [("urgent", 100)]]
+    harness.run()
+
+
+def test_waiting_improves_the_class() -> None:
+    """Ageing: an old request of a low class comes before a new one of a higher class."""
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, priority_aging_seconds=10)
+    harness = Harness(num_slots=2, config=config)
+    harness.add(make("running", 10, 5))
+    harness.step()
+    harness.add(make("low", 10, 1, arrival=0.0, priority=2))
+    harness.add(make("high", 10, 1, arrival=20.0))
+    harness.now = 29.0
+    order = harness.scheduler.waiting.in_order(harness.now, Counter())
+    assert [request.request_id for request in order] == ["low", "high"]
+    harness.now = 19.0
+    order = harness.scheduler.waiting.in_order(harness.now, Counter())
+    assert [request.request_id for request in order] == ["high", "low"]
+    harness.run()
+    assert list(harness.finished) == ["running", "high", "low"]
+
+
+def test_a_session_with_much_running_lets_others_in_first() -> None:
+    harness = Harness(
+        num_slots=4, config=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=512)
+    )
+    for i in range(4):
+        harness.add(make(f"greedy{i}", 10, 9, arrival=float(i), session_key="greedy"))
+    harness.add(make("modest", 10, 9, arrival=9.0, session_key="modest"))
+    harness.add(make("nobody", 10, 9, arrival=10.0))
+    harness.step()
+    assert [r.request_id for r in harness.scheduler.running] == ["greedy0", "greedy1", "greedy2"]
+    harness.scheduler.abort("greedy0")
+    harness.step()
+    assert [r.request_id for r in harness.scheduler.running] == ["greedy1", "greedy2", "modest"]
+    harness.scheduler.abort("greedy1")
+    harness.step()
+    assert "nobody" in [r.request_id for r in harness.scheduler.running]
+
+
+def test_long_prompts_share_a_step_under_a_threshold_and_take_turns() -> None:
+    config = SchedulerConfig(
+        max_num_seqs=4, max_num_batched_tokens=100, long_prefill_threshold=40, max_prefills=4
+    )
+    harness = Harness(config=config)
+    for name in "abc":
+        harness.add(make(name, 200, 2))
+    plans = [harness.step() for _ in range(3)]
+    rows = [{group.request.request_id: group.num_rows for group in plan.groups} for plan in plans]
+    assert rows == [
+        {"a": 40, "b": 40, "c": 20},
+        {"c": 40, "a": 32, "b": 28},  # up to where the upper half of a begins
+        {"c": 12, "b": 4, "a": 40},
+    ]
+    progress = [request.fed for request in harness.scheduler.running]
+    assert max(progress) - min(progress) <= 40
+    harness.run()
+
+
+def test_no_more_prompts_than_max_prefills_are_under_way() -> None:
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_prefills=2)
+    harness = Harness(config=config)
+    for name in "abc":
+        harness.add(make(name, 50, 1))
+    assert [group.request.request_id for group in harness.step().groups] == ["a", "b"]
+    harness.run()
+
+
+def test_a_request_ends_at_its_deadline_wherever_it_is() -> None:
+    harness = Harness(
+        num_slots=2, config=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=16)
+    )
+    for name in ("decoding", "waiting", "patient"):
+        harness.add(make(name, 10, 5)).deadline = None if name == "patient" else 2.0
+    harness.step()
+    harness.now = 1.9
+    assert harness.scheduler.expire() == []
+    harness.now = 2.0
+    late = harness.scheduler.expire()
+    assert [(output.request_id, output.finish_reason) for output in late] == [
+        ("decoding", FinishReason.ERROR),
+        ("waiting", FinishReason.ERROR),
+    ]
+    assert late[0].error == "request decoding: its deadline passed after 2.0 s"
+    for output in late:
+        harness.book(output)
+    harness.run()
+    harness.check_idle()
+
+
+def test_a_step_in_flight_is_booked_before_somebody_is_preempted() -> None:
+    """cache-and-scheduling 5.9, rule 5."""
+    harness = Harness(num_pages=7, page_size=16)  # six pages for two requests that want four each
+    requests = [harness.add(make(name, 25, 30, arrival=i)) for i, name in enumerate("ab")]
+    previous, waited = harness.plan(), []
+    while not requests[1].num_preemptions:
+        plan = harness.scheduler.plan()
+        waited.append(plan is None)
+        harness.apply(previous)
+        previous = plan or harness.plan()  # one of a preempted request is refused here
+    assert waited == [False] * (len(waited) - 1) + [True]
+    harness.apply(previous)
+    harness.run()
+    assert [harness.tokens[r.request_id] for r in requests] == [expected(r) for r in requests]
+    harness.check_idle()
+
+
+def test_a_result_for_an_earlier_life_changes_nothing() -> None:
+    """Invariant 35: the generation tells."""
+    harness = Harness()
+    request = harness.add(make("a", 5, 9))
+    plan = harness.plan()
+    output = harness.scheduler.abort("a")
+    assert output is not None
+    tokens = list(request.tokens)
+    assert harness.scheduler.apply(plan, [GroupResult((7,))]) == []
+    assert list(request.tokens) == tokens
+    harness.check_idle()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from leadline.core.request import (
     TokenLogprobs,
     TokenOutput,
 )
+from leadline.engine.metrics import COUNTERS
 
 Step = Sequence[int] | BaseException
 
@@ -29,6 +30,7 @@ class ScriptedEngine:
             its turn comes.
         eos: the id that ends a request unless it ignores it.
         num_cached_tokens: reported with every output.
+        num_replayed_tokens: the same.
         refuse: raised by every ``submit`` instead of an answer.
         gate: an event that every step but the first waits for; None lets them run.
         is_dead: ``health`` and ``stats`` raise.
@@ -39,6 +41,7 @@ class ScriptedEngine:
     script: Sequence[Step]
     eos: int
     num_cached_tokens: int = 0
+    num_replayed_tokens: int = 0
     refuse: Exception | None = None
     gate: asyncio.Event | None = None
     is_dead: bool = False
@@ -86,6 +89,7 @@ class ScriptedEngine:
             finish_reason=reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=self.num_cached_tokens,
+            num_replayed_tokens=self.num_replayed_tokens,
         )
 
     async def abort(self, request_id: str) -> None:
@@ -97,11 +101,11 @@ class ScriptedEngine:
         return EngineStats(
             num_running=1,
             num_pages=10,
-            num_free_pages=6,
+            num_free_pages=7,
             num_cached_pages=1,
             num_slots=4,
             num_free_slots=3,
-            counters={"prompt_tokens": 7, "generation_tokens": 5, "computed_tokens": 12},
+            counters={name: i for i, name in enumerate(COUNTERS)} | {"evicted_pages": 99},
             step_seconds={"forward": 0.5},
         )
 

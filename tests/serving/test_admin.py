@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from leadline.core.version import __version__
+from leadline.engine.metrics import COUNTERS
 from tests.serving.conftest import HELLO, MakeRig, Rig
 
 
@@ -58,9 +59,7 @@ def test_metrics_show_requests_and_engine(rig: MakeRig) -> None:
     got = samples(server)
     assert got["vllm:num_requests_running",] == 1
     assert got["vllm:kv_cache_usage_perc",] == 0.3
-    assert got["vllm:prompt_tokens_total",] == 7
-    assert got["leadline:computed_tokens_total",] == 12
-    assert got["leadline:kv_pages", "cached"] == 1
+    assert [got["leadline:kv_pages", state] for state in ("used", "cached", "free")] == [3, 1, 6]
     assert got["leadline:slots", "used"] == 1
     assert got["leadline:step_seconds_total", "forward"] == 0.5
     # A stop string is a stop, though the engine saw an abort.
@@ -70,6 +69,26 @@ def test_metrics_show_requests_and_engine(rig: MakeRig) -> None:
     assert got["vllm:e2e_request_latency_seconds_count",] == 2
     assert got["http_requests_total", "chat_completions", "POST", "200"] == 2
     assert got["http_requests_total", "chat_completions", "POST", "400"] == 1
+
+
+def test_every_counter_of_the_engine_has_its_name(rig: MakeRig) -> None:
+    """Names of vLLM's dashboards where they exist there (serving-api 14)."""
+    got = samples(rig("x"))
+    names = {name for name, *_ in got if name.startswith(("vllm:", "leadline:"))}
+    assert names >= {
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:prompt_tokens_cached_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "leadline:computed_tokens_total",
+        "leadline:replayed_tokens_total",
+        "leadline:upper_rows_total",
+        "leadline:evicted_pages_total",
+    }
+    assert got["leadline:evicted_pages_total",] == 99
+    assert got["vllm:prefix_cache_hits_total",] == COUNTERS.index("prefix_cache_hits")
 
 
 def test_metrics_outlive_the_engine(rig: MakeRig) -> None:

@@ -68,7 +68,7 @@ def test_prompt_is_what_the_encoder_renders(rig: MakeRig) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")
-    server.engine.num_cached_tokens = 2
+    server.engine.num_cached_tokens, server.engine.num_replayed_tokens = 2, 1
     if stream:
         chunks = server.stream(stream_options={"include_usage": True})
         assert all(chunk["usage"] is None for chunk in chunks[:-1])
@@ -81,7 +81,8 @@ def test_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) -> Non
     assert usage["prompt_tokens"] == num_prompt
     assert usage["completion_tokens"] == num_answer
     assert usage["total_tokens"] == num_prompt + num_answer
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 2
+    details = usage["prompt_tokens_details"]
+    assert (details["cached_tokens"], details["replayed_tokens"]) == (2, 1)
     assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == num_prompt
 
 
@@ -332,6 +333,30 @@ def test_session_header_comes_before_the_body(rig: MakeRig) -> None:
     server.http.post("/v1/chat/completions", json=body, headers={"X-Session-ID": "header"})
     server.http.post("/v1/chat/completions", json=body)
     assert [request.session_key for request in server.engine.requests] == ["header", "body"]
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "Hi", "n": 2})],
+    ids=["chat", "completions"],
+)
+def test_session_and_salt_reach_the_engine(
+    rig: MakeRig, path: str, prompt: dict[str, object]
+) -> None:
+    server = rig("x")
+    body = prompt | {"prompt_cache_key": "key", "cache_salt": "tenant"}
+    assert server.http.post(f"/v1/{path}", json=body).status_code == 200
+    assert {(r.session_key, r.cache_salt) for r in server.engine.requests} == {("key", "tenant")}
+
+
+@pytest.mark.parametrize("salt", ["", "a/b", "a\\b", "a@b", "a\0b", "x" * 129], ids=repr)
+def test_a_salt_outside_its_domain_is_refused(rig: MakeRig, salt: str) -> None:
+    """serving-api 13.2."""
+    server = rig("x")
+    reply = server.http.post("/v1/chat/completions", json={"messages": HELLO, "cache_salt": salt})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "cache_salt"
+    assert not server.engine.requests
 
 
 @pytest.mark.parametrize("name", ["", None, "tiny", "tiny[1m]"], ids=str)

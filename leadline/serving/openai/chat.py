@@ -74,6 +74,7 @@ class ChatCall:
         body = decode_body(raw, ChatRequest)
         model = server.resolve_model(body.model)
         body.refuse_missing_features()
+        body.check_cache_salt()
         if body.continue_final_message and body.add_generation_prompt:
             raise BadRequest(
                 "continue_final_message and add_generation_prompt exclude each other",
@@ -162,7 +163,11 @@ class ChatAnswer:
         self._call = call
         self._meter = UsageMeter()
         requests = choice_requests(
-            self._id, call.prompt.token_ids, call.sampling, session_key=call.session_key
+            self._id,
+            call.prompt.token_ids,
+            call.sampling,
+            session_key=call.session_key,
+            cache_salt=call.body.cache_salt,
         )
         self._choices = [_Choice(server, call, r, i) for i, r in enumerate(requests)]
         self._streams = [

@@ -72,6 +72,7 @@ class CompletionCall:
         body = decode_body(raw, CompletionRequest)
         model = server.resolve_model(body.model)
         body.refuse_missing_features()
+        body.check_cache_salt()
         if body.best_of is not None and body.best_of > (body.n or 1):
             raise BadRequest(
                 f"best_of is {body.best_of}; more choices than n ({body.n or 1}) are not ranked",
@@ -190,7 +191,12 @@ class CompletionAnswer:
         for token_ids, sampling in call.prompts:
             first = len(self._choices)
             for request in choice_requests(
-                self._id, token_ids, sampling, first=first, session_key=call.session_key
+                self._id,
+                token_ids,
+                sampling,
+                first=first,
+                session_key=call.session_key,
+                cache_salt=call.body.cache_salt,
             ):
                 self._choices.append(_Choice(server, request, len(self._choices)))
         self._streams = [

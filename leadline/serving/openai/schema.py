@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from leadline.core.request import SamplingParams
 
 _RENAMED = "this field no longer exists, use structured_outputs; "
 _NO_CONSTRAINTS = "structured output constraints do not exist yet"
+_CACHE_SALT = re.compile(r"[^@/\\\0]{1,128}")
 # Fields that would change the answer's meaning if they were ignored in silence.
 _NOT_YET = {
     "guided_json": _RENAMED + _NO_CONSTRAINTS,
@@ -63,6 +65,7 @@ class GenerationRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: str | None = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -81,6 +84,15 @@ class GenerationRequest(Struct, kw_only=True):
     @property
     def continuous_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check_cache_salt(self) -> None:
+        """Raise ``BadRequest`` for a salt outside its domain (serving-api 13.2)."""
+        if self.cache_salt is not None and not _CACHE_SALT.fullmatch(self.cache_salt):
+            raise BadRequest(
+                f"cache_salt is {self.cache_salt[:128]!r}; it must have 1 to 128 characters, none "
+                "of them @, /, a backslash or NUL",
+                param="cache_salt",
+            )
 
     def refuse_missing_features(self) -> None:
         """Raise ``BadRequest`` for the first field that this server cannot honour yet."""
