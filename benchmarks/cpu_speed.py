@@ -133,9 +133,9 @@ class Bench:
         size = CacheSize(num_pages=1024, num_slots=num_seqs + 1, page_size=layout.page_size)
         pool = CachePool(layout, num_pages=size.num_pages, num_slots=size.num_slots)
         model.bind_cache(pool)
-        exact = ReplayPolicy(
-            lower=False, upper=False, length=config.sliding_window, window=config.sliding_window
-        )
+        # Every row runs every layer, as in the plain forward.
+        window = config.sliding_window
+        policy = ReplayPolicy(lower=False, upper=False, length=window, window=window)
         cache, num_history = CacheManager(size), config.engram_max_ngram_size - 1
         self.plain = Plain(model, cache, BatchBuilder(num_history=num_history, device=cpu))
         self.engine = Engine(
@@ -143,7 +143,7 @@ class Bench:
             Sampler(config.eos_token_id),
             cache,
             pool.copy_slots,
-            exact,
+            policy,
             SchedulerConfig(max_num_seqs=num_seqs),
             vocab_size=config.vocab_size,
             eos_token_id=config.eos_token_id,
