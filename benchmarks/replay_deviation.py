@@ -62,12 +62,12 @@ class Sizes:
 
     models: tuple[str, ...] = tuple(MODELS)
     prompts: int = 200
-    pages: tuple[int, ...] = (1, 2)
-    most_new: int = 256
-    new_tokens: int = 4
+    pages: tuple[int, ...] = (1,)
+    most_new: int = 128
+    new_tokens: int = 3
 
 
-QUICK = Sizes(models=("v41-tiny",), prompts=2, pages=(1,), most_new=8, new_tokens=2)
+QUICK = Sizes(models=("v41-tiny",), prompts=2, most_new=8, new_tokens=2)
 
 
 @dataclass(frozen=True)
