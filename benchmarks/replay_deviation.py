@@ -55,14 +55,14 @@ class Sizes:
     """What is measured.
 
     Attributes:
-        pages: whole pages of 256 tokens that the cache knows; drawn for each prompt.
+        num_cached: tokens of each prompt that the cache knows, a page.
         most_new: tokens behind them at most; from 1 on, as many short as long ones.
         new_tokens: of each answer; the first one comes from the prompt's last row.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     prompts: int = 200
-    pages: tuple[int, ...] = (1,)
+    num_cached: int = 256
     most_new: int = 128
     new_tokens: int = 3
 
@@ -111,12 +111,12 @@ class Bench:
         draw = random.Random(0)
         prompts = []
         for _ in range(sizes.prompts):
-            num_cached = 256 * draw.choice(sizes.pages)
             num_new = round(math.exp(draw.uniform(0, math.log(sizes.most_new))))
             tokens = [
-                draw.randrange(64, self.config.vocab_size) for _ in range(num_cached + num_new)
+                draw.randrange(64, self.config.vocab_size)
+                for _ in range(sizes.num_cached + num_new)
             ]
-            prompts.append(Prompt(tuple(tokens), num_cached))
+            prompts.append(Prompt(tuple(tokens), sizes.num_cached))
         return prompts
 
     def run(
@@ -153,7 +153,7 @@ class Bench:
         lower, upper = ARMS[arm] if arm else (False, False)
         config, layout = self.config, cache_layout(self.config)
         size = CacheSize(
-            num_pages=1 + 5 * num_prompts,
+            num_pages=1 + 4 * num_prompts,
             num_slots=1 + num_prompts,
             page_size=layout.page_size,
             num_snapshots=0 if lower else 4 * num_prompts,
