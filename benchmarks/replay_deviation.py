@@ -55,27 +55,19 @@ class Sizes:
     """What is measured.
 
     Attributes:
-        pages: whole pages of 256 tokens that the cache knows; drawn for each prompt.
+        num_cached: tokens of each prompt that the cache knows, a page.
         most_new: tokens behind them at most; from 1 on, as many short as long ones.
         new_tokens: of each answer; the first one comes from the prompt's last row.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     prompts: int = 200
-    pages: tuple[int, ...] = (1, 2)
-    most_new: int = 256
-    new_tokens: int = 4
+    num_cached: int = 256
+    most_new: int = 128
+    new_tokens: int = 3
 
 
-QUICK = Sizes(models=("v41-tiny",), prompts=2, pages=(1,), most_new=8, new_tokens=2)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Tokens, of which the cache knows the first ``num_cached``."""
-
-    tokens: tuple[int, ...]
-    num_cached: int
+QUICK = Sizes(models=("v41-tiny",), prompts=2, most_new=8, new_tokens=2)
 
 
 class Script(Sampler):
@@ -98,7 +90,8 @@ class Script(Sampler):
 class Bench:
     """Engines of every arm around one model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sizes: Sizes) -> None:
+        self.sizes = sizes
         self.config = load_model_config(folder)
         source = CheckpointSource(Checkpoint(folder), self.config, show_progress=False)
         params = Parameters(source, torch.float64, torch.device("cpu"), Placement())
@@ -106,23 +99,19 @@ class Bench:
         self.model = DeepseekV41(self.config, params, token_map=token_map)
         source.finish()
 
-    def prompts(self, sizes: Sizes) -> list[Prompt]:
+    def prompts(self) -> list[tuple[int, ...]]:
         """Seeded: the same prompts on every run."""
-        draw = random.Random(0)
+        draw, sizes = random.Random(0), self.sizes
         prompts = []
         for _ in range(sizes.prompts):
-            num_cached = 256 * draw.choice(sizes.pages)
             num_new = round(math.exp(draw.uniform(0, math.log(sizes.most_new))))
-            tokens = [
-                draw.randrange(64, self.config.vocab_size) for _ in range(num_cached + num_new)
-            ]
-            prompts.append(Prompt(tuple(tokens), num_cached))
+            length = sizes.num_cached + num_new
+            prompts.append(tuple(draw.randrange(64, self.config.vocab_size) for _ in range(length)))
         return prompts
 
     def run(
         self,
-        prompts: Sequence[Prompt],
-        new_tokens: int,
+        prompts: Sequence[tuple[int, ...]],
         *,
         arm: str | None = None,
         script: Sequence[Tensor] | None = None,
@@ -131,29 +120,29 @@ class Bench:
 
         Args:
             prompts: all of them run together.
-            new_tokens: of each answer.
             arm: which halves are bounded, behind a prefix hit.
             script: logits whose best tokens make the answers.
         """
         engine, sampler = self._engine(len(prompts), arm)
+        num_cached = self.sizes.num_cached
         if arm is not None:
             for i, prompt in enumerate(prompts):
-                _add(engine, f"cold {i}", prompt.tokens[: prompt.num_cached + 1], 1)
+                _add(engine, f"cold {i}", prompt[: num_cached + 1], 1)
             _run(engine)
         for i, prompt in enumerate(prompts):
-            _add(engine, str(i), prompt.tokens, new_tokens)
+            _add(engine, str(i), prompt, self.sizes.new_tokens)
             if script is not None:
                 sampler.tokens[str(i)] = script[i].argmax(-1).tolist()
         _run(engine)
         found = engine.stats().counters["prefix_cache_hits"]
-        assert found == (sum(p.num_cached for p in prompts) if arm else 0)
+        assert found == (num_cached * len(prompts) if arm else 0)
         return [torch.stack(sampler.logits[str(i)]) for i in range(len(prompts))]
 
     def _engine(self, num_prompts: int, arm: str | None) -> tuple[Engine, Script]:
         lower, upper = ARMS[arm] if arm else (False, False)
         config, layout = self.config, cache_layout(self.config)
         size = CacheSize(
-            num_pages=1 + 5 * num_prompts,
+            num_pages=1 + 4 * num_prompts,
             num_slots=1 + num_prompts,
             page_size=layout.page_size,
             num_snapshots=0 if lower else 4 * num_prompts,
@@ -215,14 +204,14 @@ def distribution(values: Sequence[float]) -> dict[str, float]:
 
 def measure(name: str, sizes: Sizes) -> list[dict[str, Any]]:
     """Cases of one model: each arm, at the first token and at later ones."""
-    bench = Bench(MODELS[name])
+    bench = Bench(MODELS[name], sizes)
     rows = defaultdict[tuple[str, str], list[dict[str, float]]](list)
-    prompts = bench.prompts(sizes)
+    prompts = bench.prompts()
     for start in range(0, len(prompts), BATCH):
         batch = prompts[start : start + BATCH]
-        exact = bench.run(batch, sizes.new_tokens)
+        exact = bench.run(batch)
         for arm in ARMS:
-            got = bench.run(batch, sizes.new_tokens, arm=arm, script=exact)
+            got = bench.run(batch, arm=arm, script=exact)
             for ours, want in zip(got, exact, strict=True):
                 for i in range(sizes.new_tokens):
                     rows[arm, "decode" if i else "first"].append(compare(ours[i], want[i]))

@@ -43,23 +43,23 @@ def replay_logprobs(
     *,
     hit: int,
     prefill_end: int,
-    length: int | None = None,
+    upper: bool = True,
 ) -> Tensor:
     """Log-probabilities ``[n, V]`` behind the tokens from ``prefill_end - 1`` on.
 
     The global KV of ``[0, hit)`` is that of a cold run; everything else is computed in one step,
-    all of it in both halves, with windows cut at s and U by a mask.
+    all of it in both halves, with windows cut by a mask: at s, and with ``upper`` at U above.
     """
-    length = length or model.config.sliding_window
+    window = model.config.sliding_window
     stepper = stepper_of(model)
-    start = max(0, hit - length)
+    start = max(0, hit - window)
     warm = stepper.start(list(tokens))
     if hit:
         cold = stepper.start(list(tokens[:hit]))
         stepper.step([(cold, hit)])
         warm.pages[: hit // PAGE] = cold.pages[: hit // PAGE]
     warm.fed = warm.floor_lo = start
-    warm.floor_up = max(start, prefill_end - length)
+    warm.floor_up = max(start, prefill_end - window) if upper else start
     warm.write_from = hit
     with patch.object(model_module, "plan_window", masked_window):
         [logits] = stepper.step([(warm, len(tokens) - start)])
