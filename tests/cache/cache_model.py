@@ -255,8 +255,11 @@ class CacheModel:
         before = len(live.table)
         grown = self.cache.grow(live.request, end)
         missing = max(0, -(-end // PAGE_SIZE) - before)
-        while missing > len(self.free) + len(self.kept) and self.hot:
-            self._drop_oldest_hot()
+        running = {page for other in self.running for page in other.table}
+        hot = {page for other in self.hot.values() for page in other.table} - running
+        if missing <= len(self.free) + len(self.kept) + len(hot):  # else it would not help
+            while missing > len(self.free) + len(self.kept):
+                self._drop_oldest_hot()
         assert grown == (missing <= len(self.free) + len(self.kept))
         new = list(live.request.pages[before:])
         assert len(new) == (missing if grown else 0)
