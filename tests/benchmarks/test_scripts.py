@@ -1,4 +1,4 @@
-"""Both benchmark scripts run, and their result files say what was measured where."""
+"""The benchmark scripts run, and their result files say what was measured where."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {
         "cpu_speed": run("cpu_speed", "--unquantized", folder=folder),
         "decode_profile": run("decode_profile", folder=folder),
+        "scheduler_cost": run("scheduler_cost", folder=folder),
+        "simulated_day": run("simulated_day", folder=folder),
     }
 
 
-@pytest.mark.parametrize("script", ["cpu_speed", "decode_profile"])
+@pytest.mark.parametrize(
+    "script", ["cpu_speed", "decode_profile", "scheduler_cost", "simulated_day"]
+)
 def test_a_result_names_its_command_commit_and_machine(
     script: str, results: dict[str, dict[str, Any]]
 ) -> None:
@@ -76,3 +80,22 @@ def test_the_profile_accounts_for_a_whole_step(results: dict[str, dict[str, Any]
     total = sum(op["percent"] for op in inside)
     assert total == pytest.approx(shares["forward"] + shares["sample"])
     assert case["ops"]["sparse_attention"]["calls"] == 12  # once a layer
+
+
+def test_the_cost_of_a_step_is_that_of_planning_building_and_booking_it(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    [case] = results["scheduler_cost"]["cases"]
+    assert (case["running"], case["waiting"]) == (8, 64)
+    for part in ("plan", "build", "apply"):
+        assert len(case[f"{part}_ms"]["runs"]) == 4
+        assert case[f"{part}_ms"]["median"] > 0
+
+
+def test_a_day_stands_beside_the_same_day_without_caching(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    days = results["simulated_day"]["days"]
+    assert list(days) == ["bounded", "exact", "off"]
+    assert days["bounded"]["rows_ratio"] < days["off"]["rows_ratio"] == 1
+    assert all(day["same_text_as_off"] for day in days.values())
