@@ -139,7 +139,7 @@ def main() -> None:
     cases = [Case(n, context) for context in (8192, 102400) for n in (32, 128, 256)]
     if args.quick:
         cases = [Case(8, 1024, steps=4)]
-    record = environment()
+    record = {**environment(), "preset": "none"}
     print(f"{record['device']}, {NUM_WAITING} waiting requests\n")
     measured = [measure(case) for case in cases]
     print_table(

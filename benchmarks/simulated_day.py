@@ -68,13 +68,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sessions = args.sessions or (20 if args.quick or args.model == "tiny" else 200)
-    divisor = TINY_DIVISOR if args.quick or args.model == "tiny" else 1
     live = fake_day if args.model == "fake" else tiny_day
+    is_small = args.quick or live is tiny_day
+    sessions = args.sessions or (20 if is_small else 200)
+    shape, divisor = SHORT if args.quick else Shape(), TINY_DIVISOR if is_small else 1
     days: dict[str, dict[str, Any]] = {}
     for mode in args.modes:
         start = time.perf_counter()
-        shape = SHORT if args.quick else Shape()
         days[mode] = live(mode, shape, sessions=sessions, seed=args.seed, divisor=divisor)
         days[mode]["seconds"] = time.perf_counter() - start
     if off := days.get("off"):
@@ -82,11 +82,8 @@ def main() -> None:
             day["rows_ratio"] = day["prefill_rows"] / off["prefill_rows"]
             day["upper_rows_ratio"] = day["upper_rows"] / off["upper_rows"]
             day["same_text_as_off"] = day["text_digest"] == off["text_digest"]
-    record = {
-        **environment(),
-        "preset": TINY if args.model == "tiny" else "fake",
-        "seed": args.seed,
-    }
+    model = {"preset": TINY, "dtype": "float64"} if live is tiny_day else {"preset": "fake"}
+    record = {**environment(), **model, "seed": args.seed, "divisor": divisor}
     print(f"{sessions} sessions on the {args.model} model\n")
     print_table(("", *days), [_row(title, key, days) for title, key in ROWS])
     write_json(args.json, {**record, "days": days})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.day import MODES, SHORT, Shape, fake_day, make_sessions
+from leadline.cache.refusals import Refusals
 
 # ``fake_day`` proves the books at every idle moment and at the end, and fails on any lost page,
 # slot or window row.
@@ -55,6 +56,14 @@ def test_the_short_day_preempts(days: dict[str, dict[str, Any]]) -> None:
 
 def test_a_day_of_the_same_seed_is_the_same(days: dict[str, dict[str, Any]]) -> None:
     assert short_day("bounded") == days["bounded"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_looking_refused_requests_up_in_every_step_plans_the_same(
+    mode: str, days: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Refusals, "needed", lambda *_: 0)
+    assert short_day(mode) == days[mode]
 
 
 def test_more_sessions_leave_the_first_ones_as_they_are() -> None:
