@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("cpu_speed", "decode_profile", "replay_deviation")
+SCRIPTS = (
+    "cpu_speed",
+    "decode_profile",
+    "replay_deviation",
+    "scheduler_cost",
+    "simulated_day",
+)
 
 
 def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
@@ -30,25 +36,11 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("benchmarks")
-<<<<<<< HEAD
     options = {"cpu_speed": ("--unquantized",)}
     return {script: run(script, *options.get(script, ()), folder=folder) for script in SCRIPTS}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-=======
-    return {
-        "cpu_speed": run("cpu_speed", "--unquantized", folder=folder),
-        "decode_profile": run("decode_profile", folder=folder),
-        "scheduler_cost": run("scheduler_cost", folder=folder),
-        "simulated_day": run("simulated_day", folder=folder),
-    }
-
-
-@pytest.mark.parametrize(
-    "script", ["cpu_speed", "decode_profile", "scheduler_cost", "simulated_day"]
-)
->>>>>>> t3
 def test_a_result_names_its_command_commit_and_machine(
     script: str, results: dict[str, dict[str, Any]]
 ) -> None:
@@ -91,7 +83,6 @@ def test_the_profile_accounts_for_a_whole_step(results: dict[str, dict[str, Any]
     assert case["ops"]["sparse_attention"]["calls"] == 12  # once a layer
 
 
-<<<<<<< HEAD
 def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any]]) -> None:
     cases = results["replay_deviation"]["cases"]
     assert [(case["arm"], case["tokens"]) for case in cases] == [
@@ -104,7 +95,8 @@ def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any
         deviation = case["mean_deviation"]
         assert deviation["p0"] <= deviation["mean"] <= deviation["p90"] <= deviation["p100"]
         assert case["kl"]["p0"] >= 0
-=======
+
+
 def test_the_cost_of_a_step_is_that_of_planning_building_and_booking_it(
     results: dict[str, dict[str, Any]],
 ) -> None:
@@ -122,4 +114,3 @@ def test_a_day_stands_beside_the_same_day_without_caching(
     assert list(days) == ["bounded", "exact", "off"]
     assert days["bounded"]["rows_ratio"] < days["off"]["rows_ratio"] == 1
     assert all(day["same_text_as_off"] for day in days.values())
->>>>>>> t3

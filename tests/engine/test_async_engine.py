@@ -56,7 +56,7 @@ class Process:
         self.engine = self.run(AsyncEngine.start(CONFIG, factory=FACTORY))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, timeout=60))
+        return self.runner.run(asyncio.wait_for(work, timeout=180))
 
     def close(self) -> None:
         self.run(self.engine.shutdown())
@@ -246,7 +246,7 @@ def test_a_killed_process_fails_whatever_is_open_and_whatever_comes() -> None:
             engine.submit(request("next", [20], 5))
         await engine.shutdown()
 
-    asyncio.run(asyncio.wait_for(go(), timeout=60))
+    asyncio.run(asyncio.wait_for(go(), timeout=180))
 
 
 def test_shutdown_ends_open_requests_and_the_process() -> None:
@@ -261,7 +261,7 @@ def test_shutdown_ends_open_requests_and_the_process() -> None:
             os.kill(engine.pid, 0)
         await engine.shutdown()
 
-    asyncio.run(asyncio.wait_for(go(), timeout=60))
+    asyncio.run(asyncio.wait_for(go(), timeout=180))
 
 
 def test_an_engine_process_does_not_outlive_its_parent() -> None:
