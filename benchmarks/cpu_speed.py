@@ -36,8 +36,8 @@ from leadline.config.presets import preset
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
+from leadline.engine.plan import RowGroup, RowKind
 from leadline.engine.sampler import Sampler
-from leadline.engine.scheduler import RowGroup, RowKind
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
@@ -100,7 +100,7 @@ class Agreement:
     """Whether the tokens of the engine are the best ones of the plain forward.
 
     The two add in another order, so a rounding to FP8 or FP4 may fall to the other side, which can
-    move a logit far: now and then a token differs. Without quantisers none does.
+    move a logit far: now and then a token differs. Without quantisers that would be a fault.
 
     Attributes:
         largest_gap: the most that a token of ours lies below the best one of plain, in logits.
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument(
         "--unquantized",
         action="store_true",
-        help="plain float32 caches and activations: the two ways then agree on every token",
+        help="plain float32 caches and activations: a token that differs is then a fault",
     )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -63,8 +63,14 @@ class Shape:
         def shorter(span: tuple[int, int]) -> tuple[int, int]:
             return max(1, span[0] // divisor), max(1, span[1] // divisor)
 
-        lengths = ("system", "task", "new", "answer", "long_answer")
-        return replace(self, **{name: shorter(getattr(self, name)) for name in lengths})
+        return replace(
+            self,
+            system=shorter(self.system),
+            task=shorter(self.task),
+            new=shorter(self.new),
+            answer=shorter(self.answer),
+            long_answer=shorter(self.long_answer),
+        )
 
 
 # Few turns, but so many long answers that requests have to be preempted.

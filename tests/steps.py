@@ -125,14 +125,20 @@ def make_stepper(
     num_pages: int = 64,
     num_slots: int = 16,
     device: str = "cpu",
+    window: int | None = None,
 ) -> Stepper:
-    """A checkpoint's model, or a seeded random one of a configuration."""
+    """A checkpoint's model, or a seeded random one of a configuration.
+
+    ``window`` stands in for the checkpoint's own, which no weight's shape knows.
+    """
     token_map = None
     source: CheckpointSource | DummySource
     if isinstance(folder, ModelConfig):
         config, source = folder, DummySource(folder)
     else:
         config = load_model_config(folder)
+        if window is not None:
+            config = dataclasses.replace(config, sliding_window=window)
         source = CheckpointSource(Checkpoint(folder), config, show_progress=False)
         token_map = compressed_token_map(Tokenizer.from_file(str(folder / "tokenizer.json")))
     params = Parameters(

@@ -1,8 +1,8 @@
-"""Faults that users of other engines reported, each reproduced here: E1 to E5.
+"""Faults that users of other engines reported, each reproduced here: E1 to E6 and R7.
 
 E1 scales taken for numbers, E2 prompts over several steps, E3 NaN scores, E4 n-grams at a split,
-E5 overflow blamed on a later layer. Every op of E5 on its own, at the official widths:
-``kernels/reference/test_official_widths.py``.
+E5 overflow blamed on a later layer, E6 loops in long chats, R7 prefix hits that corrupt the answer.
+Every op of E5 on its own, at the official widths: ``kernels/reference/test_official_widths.py``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,21 @@ from leadline.core.errors import CheckpointError
 from leadline.kernels import debug, ops
 from leadline.kernels.debug import NonFiniteError
 from leadline.kernels.packed import RecordField, WeightFormat
-from leadline.models.deepseek_v41.model import Streams
+from leadline.models.deepseek_v41.model import DeepseekV41, Streams
 from leadline.tools.random_checkpoint import write_random_checkpoint
 from leadline.weights import formats
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.load import CheckpointSource
+from tests.replay.harness import (
+    Answer,
+    Service,
+    assert_same,
+    bounded,
+    exact,
+    stepper_of,
+    tiny_model,
+    tokens_of,
+)
 from tests.steps import Sequence, Stepper, make_stepper
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -395,3 +405,112 @@ def test_E5_the_switch_points_at_the_producer(
     monkeypatch.setattr(debug.switch, "enabled", True)
     with pytest.raises(NonFiniteError, match=f"op {op} in layer {layer} "):
         stepper.feed(stepper.start(prompt(20)))
+
+
+# E6. Loops only in long chats.
+
+NUM_TURNS = 20
+
+
+def chat(service: Service, tokens_a_turn: int) -> list[Answer]:
+    """Turns of one conversation, each with the whole text so far as its prompt."""
+    text, answers = tokens_of(tokens_a_turn, seed=0), []
+    for turn in range(1, NUM_TURNS + 1):
+        answers += service.ask(text, max_tokens=4)
+        text = answers[-1].text + tokens_of(tokens_a_turn, seed=turn)
+    assert all(answer.cached > 0 for answer in answers[2:])
+    return answers
+
+
+def deviations(model: DeepseekV41, answers: list[Answer]) -> list[Tensor]:
+    """Of each turn: its logits less those of the same text in one prefill ``[n, V]``."""
+    stepper, text = stepper_of(model, num_pages=256), answers[-1].text
+    once = stepper.feed(stepper.start(text)).log_softmax(-1)
+    return [a.logprobs - once[len(a.prompt) - 1 : len(a.text) - 1] for a in answers]
+
+
+E6_MODELS = pytest.mark.parametrize(
+    ("window", "tokens_a_turn"), [(8, 9), pytest.param(128, 150, marks=pytest.mark.slow)]
+)
+
+
+@E6_MODELS
+def test_E6_twenty_turns_equal_one_prefill_in_exact_mode(window: int, tokens_a_turn: int) -> None:
+    model = tiny_model(window)
+    for difference in deviations(model, chat(exact(model), tokens_a_turn)):
+        EXACT(difference, torch.zeros_like(difference))
+
+
+@E6_MODELS
+def test_E6_the_deviation_of_replay_does_not_grow_over_turns(
+    window: int, tokens_a_turn: int
+) -> None:
+    """Random weights make it large from the first hit on; the turns behind it add nothing."""
+    model = tiny_model(window)
+    answers = chat(bounded(model), tokens_a_turn)
+    sizes = [float(d.square().mean().sqrt()) for d in deviations(model, answers)]
+    hits = [size for size, answer in zip(sizes, answers, strict=True) if answer.replayed]
+    first, last = hits[:5], hits[-5:]
+    assert sum(last) < 2 * sum(first)
+
+
+# R7. A prefix hit across requests corrupts the answer.
+
+# Just below and above 128, 256, and multiples of the 64 tokens of a page.
+R7_SHORT = (127, 129, 255, 257, 600)
+
+
+def ask_thrice(service: Service, prompts: list[list[int]]) -> list[list[Answer]]:
+    """Each prompt three times, other requests in between and beside."""
+    rounds = []
+    for i in range(3):
+        answers = []
+        for j, prompt in enumerate(prompts):
+            service.ask(tokens_of(40, seed=100 * i + j), max_tokens=2)
+            answers += service.ask(prompt, tokens_of(10, seed=j))[:1]
+        rounds.append(answers)
+    return rounds
+
+
+def relative_deviation(got: Answer, want: Answer) -> float:
+    """Of the first token's logits, by their spread: 1.4 would be two texts without relation."""
+    return float((got.rows[0] - want.rows[0]).square().mean().sqrt() / want.rows[0].std())
+
+
+@functools.cache
+def without_prefix_caching() -> list[Answer]:
+    service = exact(tiny_model(128), caching=False, page_size=64)
+    return service.ask(*(tokens_of(n, seed=n) for n in R7_SHORT))
+
+
+def test_R7_exact_mode_answers_three_times_as_without_caching() -> None:
+    service = exact(tiny_model(128), page_size=64)
+    for answers in ask_thrice(service, [tokens_of(n, seed=n) for n in R7_SHORT]):
+        for got, want in zip(answers, without_prefix_caching(), strict=True):
+            assert_same(got, want)
+    assert [answer.cached for answer in answers] == [64, 128, 192, 256, 576]
+
+
+def test_R7_bounded_replay_stays_near_and_repeats_itself() -> None:
+    service = bounded(tiny_model(128), page_size=64)
+    cold, second, third = ask_thrice(service, [tokens_of(n, seed=n) for n in R7_SHORT])
+    # A hit within the window would be recomputed whole.
+    assert [answer.cached for answer in second] == [0, 0, 192, 256, 576]
+    for got, again, before, want in zip(second, third, cold, without_prefix_caching(), strict=True):
+        assert_same(again, got)
+        assert relative_deviation(before, want) < 0.3  # the trim alone
+        assert relative_deviation(got, want) < 1.1  # random weights forget nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [7000, 7424, 8000])
+def test_R7_prompts_of_7k_to_8k_tokens(length: int) -> None:
+    model = make_stepper(TINY_WINDOW128, dtype=torch.float64).model
+    prompt = tokens_of(length, seed=length)
+    [want] = exact(model, caching=False, page_size=256).ask(prompt)
+    for answers in ask_thrice(exact(model, page_size=256), [prompt]):
+        assert_same(answers[0], want)
+    _, [second], [third] = ask_thrice(bounded(model, page_size=256), [prompt])
+    assert second.cached == min(length // 256 * 256, length - 1)
+    assert_same(third, second)
+    assert relative_deviation(second, want) < 1.1

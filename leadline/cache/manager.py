@@ -157,7 +157,8 @@ class CacheManager:
 
     def num_free_pages_beside(self, hit: Hit) -> int:
         """Free pages that are left once the hit's own are pinned (5.5)."""
-        return self.num_free_pages - sum(not self._pages.num_holders(page) for page in hit.pages)
+        kept = self._pages.kept
+        return self.num_free_pages - sum(page in kept for page in hit.pages)
 
     def refuse(self, request: Request, hit: Hit, num_pages: int) -> None:
         """Note that there was no room for ``num_pages`` of a waiting request beside its hit."""
@@ -353,7 +354,7 @@ class CacheManager:
             Whether they are. Where all hot slots would not suffice, none is dropped (2.6).
         """
         missing = num_pages - self.num_free_pages_beside(beside)
-        if missing > 0 and missing > self._num_hot_pages(beside):
+        if missing > 0 and (not len(self._hot) or missing > self._num_hot_pages(beside)):
             return False
         while self.num_free_pages_beside(beside) < num_pages:
             self._drop_oldest_hot()

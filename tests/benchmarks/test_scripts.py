@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = ("cpu_speed", "decode_profile", "replay_deviation", "scheduler_cost", "simulated_day")
 
 
 def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
@@ -29,17 +30,11 @@ def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("benchmarks")
-    return {
-        "cpu_speed": run("cpu_speed", "--unquantized", folder=folder),
-        "decode_profile": run("decode_profile", folder=folder),
-        "scheduler_cost": run("scheduler_cost", folder=folder),
-        "simulated_day": run("simulated_day", folder=folder),
-    }
+    options = {"cpu_speed": ("--unquantized",)}
+    return {script: run(script, *options.get(script, ()), folder=folder) for script in SCRIPTS}
 
 
-@pytest.mark.parametrize(
-    "script", ["cpu_speed", "decode_profile", "scheduler_cost", "simulated_day"]
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_result_names_its_command_commit_and_machine(
     script: str, results: dict[str, dict[str, Any]]
 ) -> None:
@@ -99,3 +94,17 @@ def test_a_day_stands_beside_the_same_day_without_caching(
     assert list(days) == ["bounded", "exact", "off"]
     assert days["bounded"]["rows_ratio"] < days["off"]["rows_ratio"] == 1
     assert all(day["same_text_as_off"] for day in days.values())
+
+
+def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any]]) -> None:
+    cases = results["replay_deviation"]["cases"]
+    assert [(case["arm"], case["tokens"]) for case in cases] == [
+        (arm, tokens) for arm in ("lower", "upper", "both") for tokens in ("first", "decode")
+    ]
+    medians = {(c["arm"], c["tokens"]): c["mean_deviation"]["p50"] for c in cases}
+    for tokens in ("first", "decode"):
+        assert 0 < medians["upper", tokens] < medians["lower", tokens]
+    for case in cases:
+        deviation = case["mean_deviation"]
+        assert deviation["p0"] <= deviation["mean"] <= deviation["p90"] <= deviation["p100"]
+        assert case["kl"]["p0"] >= 0

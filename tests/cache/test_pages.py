@@ -13,42 +13,57 @@ CAPACITY = 5
 
 
 class PagesAgainstModel(RuleBasedStateMachine):
-    """Any order of calls agrees with a plain count of holders per page."""
+    """Any order of calls agrees with a plain count of holders and a list of kept pages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pages = PageAllocator(num_pages=CAPACITY + 1)
         self.holders: Counter[int] = Counter()
+        self.kept: list[int] = []  # oldest first
 
     @rule()
     def allocate(self) -> None:
-        if len(self.holders) == CAPACITY:
+        if len(self.holders) + len(self.kept) == CAPACITY:
             with pytest.raises(OutOfPages, match="of 5 pages none is free"):
                 self.pages.allocate()
             return
         page = self.pages.allocate()
         assert 1 <= page <= CAPACITY
         assert page not in self.holders
+        assert page not in self.kept
         self.holders[page] = 1
 
-    @precondition(lambda self: self.holders)
+    @precondition(lambda self: self.holders or self.kept)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.holders)))
+        page = data.draw(st.sampled_from(sorted([*self.holders, *self.kept])))
         self.pages.share(page)
         self.holders[page] += 1
+        self.kept = [other for other in self.kept if other != page]
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), keep=st.booleans())
+    def release(self, data: st.DataObject, keep: bool) -> None:
         page = data.draw(st.sampled_from(sorted(self.holders)))
-        self.pages.release(page)
+        self.pages.release(page, keep=keep)
         self.holders[page] -= 1
         self.holders += Counter()  # drops pages that nobody holds
+        if keep and page not in self.holders:
+            self.kept.append(page)
+
+    @rule()
+    def evict(self) -> None:
+        if not self.kept:
+            with pytest.raises(OutOfPages, match="of 5 pages none is kept"):
+                self.pages.evict()
+            return
+        assert self.pages.evict() == self.kept.pop(0)
 
     @invariant()
-    def free_and_held_make_the_whole(self) -> None:
-        assert self.pages.num_free + len(self.holders) == CAPACITY
+    def free_kept_and_held_make_the_whole(self) -> None:
+        assert self.pages.num_free + len(self.kept) + len(self.holders) == CAPACITY
+        assert list(self.pages.kept) == self.kept
+        assert self.pages.num_kept == len(self.kept)
         assert all(self.pages.num_holders(page) == n for page, n in self.holders.items())
         self.pages.check_integrity()
 

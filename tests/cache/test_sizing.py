@@ -62,3 +62,27 @@ def test_too_long_a_model_len_is_told_the_longest_that_fits(short_by: int) -> No
 def test_a_budget_below_one_slot_says_that_no_length_fits() -> None:
     with pytest.raises(ConfigError, match="the budget is 1000 bytes; no length fits"):
         size_cache(LAYOUT, budget_bytes=1000, max_num_seqs=4, max_model_len=1024)
+
+
+def test_snapshots_take_their_share_of_what_one_request_leaves() -> None:
+    budget = 2 * SLOT + 5 * PAGE + 100 * SLOT
+    size = size_cache(
+        LAYOUT,
+        budget_bytes=budget,
+        max_num_seqs=8,
+        max_model_len=4 * PAGE_SIZE,
+        snapshot_memory_fraction=0.2,
+    )
+    assert (size.num_slots, size.num_snapshots, size.num_slot_rows) == (9, 20, 29)
+    assert budget - PAGE < size.num_bytes(LAYOUT) <= budget
+
+
+def test_one_request_fits_whatever_snapshots_may_take() -> None:
+    size = size_cache(
+        LAYOUT,
+        budget_bytes=2 * SLOT + 5 * PAGE,
+        max_num_seqs=8,
+        max_model_len=4 * PAGE_SIZE,
+        snapshot_memory_fraction=0.9,
+    )
+    assert size == CacheSize(num_pages=5, num_slots=2, page_size=PAGE_SIZE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-# Elements of the largest temporary. 4 MiB of float32 stay in a CPU's cache, where prefill runs
-# twice as fast; a GPU wants few launches.
+# Elements of the largest temporary: 4 MiB of float32 stay in a CPU's cache, a GPU wants few
+# launches.
 _ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
