@@ -121,7 +121,7 @@ def measure(case: Case) -> dict[str, Any]:
         assert len(plan.groups) == plan.num_rows == case.running, "a step is not decode only"
         assert len(load.scheduler.waiting) == NUM_WAITING, "a waiting request came in"
         for part in PARTS:
-            milliseconds[part].append(1e3 * seconds[part])
+            milliseconds[part].append(round(1e3 * seconds[part], 4))
     return {
         "running": case.running,
         "waiting": NUM_WAITING,

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = (
-    "cpu_speed",
-    "decode_profile",
-    "replay_deviation",
-    "scheduler_cost",
-    "simulated_day",
-)
+SCRIPTS = ("cpu_speed", "decode_profile", "replay_deviation", "scheduler_cost", "simulated_day")
 
 
 def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
@@ -83,20 +77,6 @@ def test_the_profile_accounts_for_a_whole_step(results: dict[str, dict[str, Any]
     assert case["ops"]["sparse_attention"]["calls"] == 12  # once a layer
 
 
-def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any]]) -> None:
-    cases = results["replay_deviation"]["cases"]
-    assert [(case["arm"], case["tokens"]) for case in cases] == [
-        (arm, tokens) for arm in ("lower", "upper", "both") for tokens in ("first", "decode")
-    ]
-    medians = {(c["arm"], c["tokens"]): c["mean_deviation"]["p50"] for c in cases}
-    for tokens in ("first", "decode"):
-        assert 0 < medians["upper", tokens] < medians["lower", tokens]
-    for case in cases:
-        deviation = case["mean_deviation"]
-        assert deviation["p0"] <= deviation["mean"] <= deviation["p90"] <= deviation["p100"]
-        assert case["kl"]["p0"] >= 0
-
-
 def test_the_cost_of_a_step_is_that_of_planning_building_and_booking_it(
     results: dict[str, dict[str, Any]],
 ) -> None:
@@ -114,3 +94,17 @@ def test_a_day_stands_beside_the_same_day_without_caching(
     assert list(days) == ["bounded", "exact", "off"]
     assert days["bounded"]["rows_ratio"] < days["off"]["rows_ratio"] == 1
     assert all(day["same_text_as_off"] for day in days.values())
+
+
+def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any]]) -> None:
+    cases = results["replay_deviation"]["cases"]
+    assert [(case["arm"], case["tokens"]) for case in cases] == [
+        (arm, tokens) for arm in ("lower", "upper", "both") for tokens in ("first", "decode")
+    ]
+    medians = {(c["arm"], c["tokens"]): c["mean_deviation"]["p50"] for c in cases}
+    for tokens in ("first", "decode"):
+        assert 0 < medians["upper", tokens] < medians["lower", tokens]
+    for case in cases:
+        deviation = case["mean_deviation"]
+        assert deviation["p0"] <= deviation["mean"] <= deviation["p90"] <= deviation["p100"]
+        assert case["kl"]["p0"] >= 0
