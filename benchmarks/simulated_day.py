@@ -72,6 +72,8 @@ def main() -> None:
     is_small = args.quick or live is tiny_day
     sessions = args.sessions or (20 if is_small else 200)
     shape, divisor = SHORT if args.quick else Shape(), TINY_DIVISOR if is_small else 1
+    model = {"preset": TINY, "dtype": "float64"} if live is tiny_day else {"preset": "fake"}
+    record = {**environment(), **model, "seed": args.seed, "divisor": divisor}
     days: dict[str, dict[str, Any]] = {}
     for mode in args.modes:
         start = time.perf_counter()
@@ -82,8 +84,6 @@ def main() -> None:
             day["rows_ratio"] = day["prefill_rows"] / off["prefill_rows"]
             day["upper_rows_ratio"] = day["upper_rows"] / off["upper_rows"]
             day["same_text_as_off"] = day["text_digest"] == off["text_digest"]
-    model = {"preset": TINY, "dtype": "float64"} if live is tiny_day else {"preset": "fake"}
-    record = {**environment(), **model, "seed": args.seed, "divisor": divisor}
     print(f"{sessions} sessions on the {args.model} model\n")
     print_table(("", *days), [_row(title, key, days) for title, key in ROWS])
     write_json(args.json, {**record, "days": days})
