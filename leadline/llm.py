@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -135,8 +135,9 @@ class LLM:
         """Complete prompts, all of them together.
 
         Args:
-            prompts: a string, ids, ``{"prompt": str}`` or ``{"prompt_token_ids": ids}``, or a
-                list of these. Strings get a BOS token unless they begin with one.
+            prompts: a string, ids, ``{"prompt": str}`` or ``{"prompt_token_ids": ids}``, the last
+                two also with a ``"cache_salt"``, or a list of these. Strings get a BOS token
+                unless they begin with one.
             sampling_params: one for all, or one for each.
             use_tqdm: show progress, where tqdm is installed.
 
@@ -200,7 +201,7 @@ class LLM:
             params = [SamplingParams(max_tokens=c.default_max_tokens(longest)) for c in chats]
         else:
             params = _one_each(sampling_params, len(chats))
-        inputs = [(encoder.tokenizer.decode(c.token_ids), c.token_ids) for c in chats]
+        inputs = [_Input(encoder.tokenizer.decode(c.token_ids), c.token_ids) for c in chats]
         return self._run(inputs, params, use_tqdm)
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Tensor:
@@ -236,21 +237,22 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    def _tokenize(self, prompt: Prompt, param: str) -> tuple[str | None, Sequence[int]]:
-        """The text, where there is one, and the ids."""
+    def _tokenize(self, prompt: Prompt, param: str) -> _Input:
         value: Any = prompt
+        salt: str | None = None
         if isinstance(prompt, Mapping):
-            if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
+            if prompt.keys() - {"cache_salt"} not in ({"prompt"}, {"prompt_token_ids"}):
                 raise BadRequest(
                     f"{param} has the keys {sorted(prompt)}; it must have one, prompt or "
-                    "prompt_token_ids",
+                    "prompt_token_ids, and may have cache_salt",
                     param=param,
                 )
-            (value,) = prompt.values()
+            salt = prompt.get("cache_salt")
+            value = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
         if isinstance(value, str):
-            return value, self.get_tokenizer().encode_prompt(value)
+            return _Input(value, self.get_tokenizer().encode_prompt(value), salt)
         try:
-            return None, [operator.index(token_id) for token_id in value]
+            return _Input(None, [operator.index(token_id) for token_id in value], salt)
         except TypeError:
             raise BadRequest(
                 f"{param} is {value!r}; it must be a string or a list of token ids", param=param
@@ -265,7 +267,7 @@ class LLM:
 
     def _run(
         self,
-        inputs: Sequence[tuple[str | None, Sequence[int]]],
+        inputs: Sequence[_Input],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -273,14 +275,15 @@ class LLM:
         results: list[RequestOutput] = []
         running: dict[str, _Choice] = {}
         try:
-            for (text, ids), sampling in zip(inputs, params, strict=True):
+            for (text, ids, salt), sampling in zip(inputs, params, strict=True):
                 request_id = str(next(self._ids))
                 result = RequestOutput(request_id, text, list(ids), [])
                 results.append(result)
                 for index in range(sampling.n):
                     name = f"{request_id}-{index}"
                     choice = _Choice(result, index, sampling, self._tokenizer)
-                    self._engine.add(EngineRequest(name, tuple(ids), choice.sampling))
+                    request = EngineRequest(name, tuple(ids), choice.sampling, cache_salt=salt)
+                    self._engine.add(request)
                     running[name] = choice
             self._step_until_done(running, use_tqdm)
         finally:
@@ -304,6 +307,14 @@ class LLM:
                         advance()
                         if output.finish_reason is None:  # a stop string: the engine goes on
                             self._engine.abort(output.request_id)
+
+
+class _Input(NamedTuple):
+    """A prompt: its text, where there is one, its ids, and whose cached prefixes it may share."""
+
+    text: str | None
+    ids: Sequence[int]
+    cache_salt: str | None = None
 
 
 class _Choice:

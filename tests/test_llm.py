@@ -182,6 +182,13 @@ def test_prompts_come_in_every_form_and_results_in_their_order(
     assert len({request.request_id for request in engine.added}) == len(engine.added)
 
 
+def test_salts_of_prompts_reach_the_engine(scripted: Scripted) -> None:
+    llm, engine = scripted()
+    prompts: list[Any] = [{"prompt_token_ids": [5], "cache_salt": "a"}, [6]]
+    llm.generate(prompts, use_tqdm=False)
+    assert [request.cache_salt for request in engine.added] == ["a", None]
+
+
 def test_results_hold_what_vllm_users_read(scripted: Scripted, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("one two three")
     llm, _ = scripted(answer=[*ids, EOS], pace=2)
@@ -247,7 +254,7 @@ def test_one_bad_prompt_raises_before_anything_runs(scripted: Scripted) -> None:
         (["a", 3.5], None, r"prompts\[1\] is 3.5; it must be a string or a list of token ids"),
         ([[1, 2.5]], None, r"prompts\[0\] is \[1, 2.5\]; it must be a string"),
         ({"text": "a"}, None, r"prompts\[0\] has the keys \['text'\]"),
-        ({"prompt": "a", "cache_salt": "b"}, None, r"has the keys \['cache_salt', 'prompt'\]"),
+        ({"prompt": "a", "salt": "b"}, None, r"has the keys \['prompt', 'salt'\]"),
         (["a", "b"], [SamplingParams()], "sampling_params has 1 entries for 2 prompts"),
     ],
     ids=str,

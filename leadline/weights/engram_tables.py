@@ -38,11 +38,6 @@ class HostEngramTable:
     def num_rows(self) -> int:
         return int(self._codes.shape[0])
 
-    @property
-    def quantizes_input(self) -> bool:
-        """Whether rows lie on the MXFP8 grid, False for plain tables."""
-        return self._scales is not None
-
     def gather(self, rows: Tensor) -> Tensor:
         """Rows ``[...]`` int64 -> their values ``[..., head_dim]``, on the device of ``rows``.
 

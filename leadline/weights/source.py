@@ -19,11 +19,6 @@ class EngramTable(Protocol):
         """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]`` (exact)."""
         ...
 
-    @property
-    def quantizes_input(self) -> bool:
-        """Whether the rows lie on the MXFP8 grid, False for plain bf16 tables."""
-        ...
-
 
 class WeightSource(Protocol):
     """Hands out tensors by official name and keeps account of every one.

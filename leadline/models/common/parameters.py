@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import LinearWeight, WeightFormat
 from leadline.parallel.placement import Placement
 from leadline.weights.source import FULL, EngramTable, WeightSource
@@ -71,4 +72,10 @@ class Parameters:
     def _stack(parts: list[LinearWeight], *, dim: int) -> LinearWeight:
         if len(parts) == 1:
             return parts[0]
+        formats = {part.format for part in parts}
+        if len(formats) > 1:
+            raise CheckpointError(
+                f"w1 and w3 of an expert come in different formats, {', '.join(sorted(formats))}; "
+                "they are multiplied as one matrix and need the same"
+            )
         return dataclasses.replace(parts[0], dense=torch.cat([p.dense for p in parts], dim=dim))
