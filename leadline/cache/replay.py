@@ -35,11 +35,6 @@ class ReplayPolicy:
     def needs_snapshot(self) -> bool:
         return not self.lower
 
-    @property
-    def tag(self) -> str:
-        """Tells apart pages that were computed under different approximations (3.9)."""
-        return f"lower={self.lower},upper={self.upper},length={self.length}"
-
     def hit_limit(self, num_tokens: int) -> int:
         """The longest hit that may be used for a prompt of E tokens (2.4, 3.6).
 

@@ -323,6 +323,7 @@ _CHOICES = {
     "hidden_act": "silu",
     "scoring_func": "sqrtsoftplus",
     "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
     "num_key_value_heads": 1,
     "n_shared_experts": 1,
     "attention_bias": False,
@@ -337,6 +338,13 @@ def _check(c: ModelConfig) -> None:
     for name, wanted in _CHOICES.items():
         if getattr(c, name) != wanted:
             raise ConfigError(f"{name} is {getattr(c, name)!r}; V4.1 is defined for {wanted!r}")
+    packing = c.quantization_config or QuantizationConfig()
+    for item in dataclasses.fields(packing):
+        if getattr(packing, item.name) != item.default:
+            raise ConfigError(
+                f"quantization_config.{item.name} is {_plain(getattr(packing, item.name))!r}; "
+                f"V4.1 is defined for {_plain(item.default)!r}"
+            )
     positive = (
         "vocab_size hidden_size num_hidden_layers moe_intermediate_size num_attention_heads "
         "head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups max_position_embeddings "

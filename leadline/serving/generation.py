@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -59,12 +58,11 @@ def choice_requests(
     prompt = tuple(prompt_token_ids)
     requests = []
     for i in range(sampling.n):
-        seed = None if sampling.seed is None else sampling.seed + i
         requests.append(
             EngineRequest(
                 request_id=f"{completion_id}-{first + i}",
                 prompt_token_ids=prompt,
-                sampling=dataclasses.replace(sampling, n=1, seed=seed),
+                sampling=sampling.choice(i),
                 session_key=session_key,
                 cache_salt=cache_salt,
             )

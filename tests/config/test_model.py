@@ -32,6 +32,10 @@ def text(**values: Any) -> Change:
     return lambda raw: raw["text_config"].update(values)
 
 
+def quantization(**values: Any) -> Change:
+    return lambda raw: raw["quantization_config"].update(values)
+
+
 def drop(name: str) -> Change:
     return lambda raw: raw["text_config"].pop(name)
 
@@ -78,6 +82,9 @@ BAD: list[tuple[str, Change, str]] = [
     ),
     ("another rope", lambda r: rope(r, rope_type="linear"), "rope_type is 'linear'; only 'yarn'"),
     ("another activation", text(hidden_act="gelu"), "hidden_act is 'gelu'; V4.1 is defined for"),
+    ("weights not normalised", text(norm_topk_prob=False), "norm_topk_prob is False; V4.1 is"),
+    ("V4's blocks", quantization(weight_block_size=[128, 128]), r"weight_block_size is \[128, 128"),
+    ("numbers for scales", quantization(scale_fmt="float"), "scale_fmt is 'float'; V4.1 is"),
     ("tied embeddings", text(tie_word_embeddings=True), "tie_word_embeddings is True"),
     ("a short schedule", text(compress_ratios=[0, 0, 2]), "compress_ratios has 3 entries"),
     (

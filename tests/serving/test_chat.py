@@ -249,6 +249,7 @@ def test_choices_have_their_own_seeds_and_share_the_prompt(rig: MakeRig) -> None
     reply = server.chat(n=3, seed=7)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert [request.sampling.seed for request in server.engine.requests] == [7, 8, 9]
+    assert server.chat(n=2, seed=2**63 - 1)["choices"][1]["finish_reason"] == "stop"  # wraps
     assert reply["usage"]["prompt_tokens"] == len(server.engine.requests[0].prompt_token_ids)
     assert reply["usage"]["completion_tokens"] == 3 * 4
 

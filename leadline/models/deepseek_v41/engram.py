@@ -124,10 +124,11 @@ class EngramHash:
                     f"engram_num_embeddings of layer {layer} is {rows}, but the hash primes from "
                     f"engram_vocab_size {config.engram_vocab_size} sum to {sum(row)}"
                 )
-        self.num_tokens = len(token_map)
+        # Ids of the vocabulary that the tokenizer lacks have no class; a model may still draw one.
+        undefined = [_DEAD] * (config.vocab_size - len(token_map))
         self.pad = token_map[config.engram_pad_token_id]
         self.image_token_id = config.image_token_id
-        self.token_map = torch.tensor(token_map, device=device)
+        self.token_map = torch.tensor([*token_map, *undefined], device=device)
         self.primes = torch.tensor(primes, device=device)
         self.offsets = self.primes.cumsum(1) - self.primes
         self.multipliers = torch.from_numpy(hash_multipliers(config)).to(device)

@@ -142,10 +142,8 @@ def _prompt_ids(prompt: str | list[int], body: CompletionRequest, server: Server
                 code="not_supported",
             )
         prompt = f"{FIM_BEGIN}{prompt}{FIM_HOLE}{body.suffix}{FIM_END}"
-    token_ids = tokenizer.encode(prompt)
-    if body.add_special_tokens is not False and token_ids[0] != tokenizer.bos_token_id:
-        token_ids.insert(0, tokenizer.bos_token_id)
-    return token_ids
+    encode = tokenizer.encode if body.add_special_tokens is False else tokenizer.encode_prompt
+    return encode(prompt)
 
 
 class _Choice:

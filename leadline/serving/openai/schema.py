@@ -27,7 +27,7 @@ _NOT_YET = {
     "bad_words": "bad words do not exist yet",
     "prompt_logprobs": "log-probabilities of prompt tokens do not exist yet",
     "truncate_prompt_tokens": "prompts are not truncated",
-    "priority": "priority scheduling does not exist yet",
+    "priority": "clients cannot choose priorities yet",
     "return_token_ids": "token ids are not returned yet",
 }
 

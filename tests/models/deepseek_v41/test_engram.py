@@ -164,3 +164,28 @@ def test_without_a_tokenizer_classes_are_ids() -> None:
     ids = torch.randint(0, 510, (50,)).tolist()
     one, other = (h.rows(batch_of((ids, 50)))[0] for h in (plain, mapped))
     assert torch.equal(one, other)
+
+
+def test_an_id_that_the_tokenizer_lacks_has_no_ngrams_and_harms_nobody() -> None:
+    """A model may draw such an id: it is dead, as an image is, and the step goes on."""
+    config = dataclasses.replace(TINY_WINDOW128, engram_compressed_vocab_size=100)
+    hash_ = EngramHash(config, list(range(100)), CPU)
+    ids = torch.tensor([5, config.vocab_size - 1, 6])
+    batch = ForwardBatch(
+        ids=ids,
+        pos=torch.arange(3),
+        req_of_row=torch.zeros(3, dtype=torch.int32),
+        q_off=torch.tensor([0, 3]),
+        seq_len=torch.tensor([3]),
+        slot=torch.tensor([1]),
+        floor_lo=torch.tensor([0]),
+        floor_up=torch.tensor([0]),
+        write_from=torch.tensor([0]),
+        page_table=torch.tensor([[1]]),
+        hist=torch.full((1, 3), -1),
+        rows_upper=torch.arange(3),
+        sample_rows=torch.arange(3),
+    )
+    rows, live = hash_.rows(batch)
+    assert live.tolist() == [True, False, True]
+    assert (rows >= 0).all()
