@@ -261,13 +261,19 @@ class DeepseekV41:
     def _upper_steps(self, lower: StepRows, batch: ForwardBatch) -> tuple[StepRows, StepRows]:
         """The upper rows as the cut layer sees them (window down to s), and the layers above."""
         kept = batch.rows_upper
-        if len(kept) == len(batch.ids) and torch.equal(batch.floor_lo, batch.floor_up):
+        if len(kept) == len(batch.ids) and self._floors_agree(batch):
             return lower, lower
         rows = lower.rows.take(kept)
         plain = (lower.plain[0][kept], lower.plain[1][kept])
         yarn = (lower.yarn[0][kept], lower.yarn[1][kept])
         at_cut = StepRows(rows, lower.window.take(kept), plain, yarn)
         return at_cut, StepRows(rows, self._plan_window(rows, batch.floor_up), plain, yarn)
+
+    def _floors_agree(self, batch: ForwardBatch) -> bool:
+        """Whether both halves see the same windows, as they do once decoding has filled them."""
+        oldest = batch.pos - self.config.sliding_window + 1
+        reached = oldest >= batch.floor_up[batch.req_of_row]  # U is never below s
+        return torch.equal(batch.floor_lo, batch.floor_up) or bool(reached.all())
 
     def _plan_window(self, rows: Rows, floor: Tensor) -> WindowPlan:
         ring = self.cache.window[0].values.shape[1]

@@ -8,15 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.core.errors import BadRequest
 from leadline.core.request import EngineRequest, SamplingParams, TokenLogprobs
-from leadline.serving.body import decode_body, read_body
-from leadline.serving.context import Server, prepare, request_id_of, server_of
+from leadline.serving.body import decode_body
+from leadline.serving.context import Server
 from leadline.serving.generation import Step, choice_requests, merge, read_choice
 from leadline.serving.openai.answers import (
     FINGERPRINT,
@@ -32,9 +31,10 @@ from leadline.serving.openai.answers import (
     Usage,
     UsageMeter,
 )
+from leadline.serving.openai.endpoint import respond
 from leadline.serving.openai.logprobs import chat_entry, shown_entries
 from leadline.serving.openai.schema import ChatRequest
-from leadline.serving.sse import EventStream, event, until_gone
+from leadline.serving.sse import event
 from leadline.text.encoding import ChatPrompt
 from leadline.text.output_parser import Delta, OutputParser, ToolCallDelta
 
@@ -43,15 +43,7 @@ _MAX_TOP_LOGPROBS = 20
 
 async def chat_completions(http: Request) -> Response:
     """Answer a chat, whole or as a stream."""
-    server = server_of(http)
-    raw = await read_body(http, server.config.max_request_bytes)
-    session_key = http.headers.get("x-session-id")
-    call = await prepare(raw, lambda: ChatCall.parse(server, raw, session_key))
-    answer = ChatAnswer(server, call, request_id_of(http))
-    if call.body.stream:
-        return EventStream(answer.events(), keep_alive=server.config.sse_keep_alive_interval)
-    whole = await until_gone(http, answer.whole())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(http, ChatCall.parse, ChatAnswer)
 
 
 @dataclass(frozen=True, slots=True)

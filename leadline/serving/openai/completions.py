@@ -8,15 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.core.errors import BadRequest
 from leadline.core.request import EngineRequest, SamplingParams
-from leadline.serving.body import decode_body, read_body
-from leadline.serving.context import Server, prepare, request_id_of, server_of
+from leadline.serving.body import decode_body
+from leadline.serving.context import Server
 from leadline.serving.generation import Step, choice_requests, merge, read_choice
 from leadline.serving.openai.answers import (
     FINGERPRINT,
@@ -25,9 +24,10 @@ from leadline.serving.openai.answers import (
     Usage,
     UsageMeter,
 )
+from leadline.serving.openai.endpoint import respond
 from leadline.serving.openai.logprobs import completion_logprobs, shown_entries
 from leadline.serving.openai.schema import CompletionRequest
-from leadline.serving.sse import EventStream, event, until_gone
+from leadline.serving.sse import event
 from leadline.text.detokenizer import TextOutput
 from leadline.text.tokenizer import FIM_BEGIN, FIM_END, FIM_HOLE
 
@@ -38,15 +38,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 async def completions(http: Request) -> Response:
     """Continue raw prompts, whole or as a stream."""
-    server = server_of(http)
-    raw = await read_body(http, server.config.max_request_bytes)
-    session_key = http.headers.get("x-session-id")
-    call = await prepare(raw, lambda: CompletionCall.parse(server, raw, session_key))
-    answer = CompletionAnswer(server, call, request_id_of(http))
-    if call.body.stream:
-        return EventStream(answer.events(), keep_alive=server.config.sse_keep_alive_interval)
-    whole = await until_gone(http, answer.whole())
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(http, CompletionCall.parse, CompletionAnswer)
 
 
 @dataclass(frozen=True, slots=True)
