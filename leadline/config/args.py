@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import json
 import re
 import types
 import typing
@@ -48,7 +49,7 @@ class Setting:
     """A leaf of the tree.
 
     Attributes:
-        type: ``int``, ``float``, ``str``, ``bool`` or ``tuple`` (of strings).
+        type: ``int``, ``float``, ``str``, ``bool``, ``tuple`` (of strings) or ``dict`` (JSON).
         optional: None is a value of its own: what the engine finds best.
     """
 
@@ -204,7 +205,12 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def _converter(setting: Setting) -> Callable[[str], Any]:
-    parsers: dict[type, Callable[[str], Any]] = {int: parse_count, float: float, str: str}
+    parsers: dict[type, Callable[[str], Any]] = {
+        int: parse_count,
+        float: float,
+        str: str,
+        dict: _json_object,
+    }
     parse = parsers[setting.type]
 
     def convert(text: str) -> Any:
@@ -216,6 +222,13 @@ def _converter(setting: Setting) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return convert
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is not a JSON object")  # noqa: TRY004
+    return value
 
 
 def _with_dashes(arg: str) -> str:

@@ -2,9 +2,153 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from leadline.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """How chats are rendered and answers are read (serving-api 2, 3, 5, 9).
+
+    Attributes:
+        effort_profile: texts for reasoning effort: ``auto`` (from the checkpoint), ``v4-preview``,
+            ``v4`` or ``v41``.
+        v4_inline_system: late system messages of V4: ``hoist`` to the head, or ``reminder``.
+        default_chat_template_kwargs: JSON: thinking, reasoning_effort or drop_thinking of
+            requests that say nothing.
+        response_format_prompt: whether the prompt tells of the response format.
+        strict_tool_history: tool results and calls that do not match are an error, not repaired.
+        tool_arg_coercion: arguments of a declared type that arrive as another are converted.
+        tool_strict_level: least constraint on tool calls: ``auto`` (names), ``function`` or
+            ``parameter`` (arguments too, as if every tool were strict).
+        raw_markup: tool markup is passed through where no tools were declared.
+        reasoning_field: key of reasoning: ``both``, ``reasoning_content`` or ``reasoning``.
+        sampling_policy: thinking mode: ``honour`` the request, or do as ``deepseek``'s cloud.
+        default_max_tokens: of chats that set none: ``deepseek``, ``remaining`` or a number.
+        strict_max_tokens: a limit beyond the context is an error, not lowered.
+        override_generation_config: JSON: sampling values of requests that say nothing.
+        max_logprobs: most likely tokens that may be asked for; -1 is the whole vocabulary.
+        usage_in_final_chunk: usage also stands in a stream's finish chunk.
+        enable_force_include_usage: usage ends every stream, asked for or not.
+        stream_interval: tokens per chunk of a stream.
+        enable_responses_store: keep responses in memory, for ``previous_response_id``.
+    """
+
+    effort_profile: str = "auto"
+    v4_inline_system: str = "hoist"
+    default_chat_template_kwargs: dict[str, Any] | None = None
+    response_format_prompt: bool = True
+    strict_tool_history: bool = False
+    tool_arg_coercion: bool = True
+    tool_strict_level: str = "auto"
+    raw_markup: bool = False
+    reasoning_field: str = "both"
+    sampling_policy: str = "honour"
+    default_max_tokens: str = "deepseek"
+    strict_max_tokens: bool = False
+    override_generation_config: dict[str, Any] | None = None
+    max_logprobs: int = 20
+    usage_in_final_chunk: bool = False
+    enable_force_include_usage: bool = False
+    stream_interval: int = 1
+    enable_responses_store: bool = False
+
+    def __post_init__(self) -> None:
+        _choice(self, "effort_profile", "auto", "v4-preview", "v4", "v41")
+        _choice(self, "v4_inline_system", "hoist", "reminder")
+        _choice(self, "tool_strict_level", "auto", "function", "parameter")
+        _choice(self, "reasoning_field", "both", "reasoning_content", "reasoning")
+        _choice(self, "sampling_policy", "honour", "deepseek")
+        if not self.default_max_tokens.isdecimal():
+            _choice(self, "default_max_tokens", "deepseek", "remaining")
+        _at_least(self, -1, "max_logprobs")
+        _at_least(self, 1, "stream_interval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Who may ask, how much, and from which pages (serving-api 11, 12, 13.2).
+
+    Attributes:
+        api_key: keys that clients may use; without any, every key is taken.
+        api_key_file: a file with one key a line.
+        admin_api_key: key of the admin endpoints.
+        enable_admin_endpoints: serve reset of the prefix cache, pause and resume.
+        protect_metrics: metrics need a key too.
+        rate_limit_rpm: requests a minute of one key.
+        rate_limit_tpm: tokens a minute of one key, prompt and answer.
+        max_concurrency_per_key: requests of one key at the same time.
+        cache_isolation: who shares cached prefixes: ``none`` (all), ``api-key`` or ``user``.
+        cors: every page may ask, without credentials.
+        allowed_origins: JSON list of the pages that may ask.
+        allowed_methods: JSON list of methods for them.
+        allowed_headers: JSON list of headers for them.
+        allow_credentials: they may send cookies and keys of the browser.
+    """
+
+    api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    admin_api_key: str | None = None
+    enable_admin_endpoints: bool = False
+    protect_metrics: bool = False
+    rate_limit_rpm: int | None = None
+    rate_limit_tpm: int | None = None
+    max_concurrency_per_key: int | None = None
+    cache_isolation: str = "none"
+    cors: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+
+    def __post_init__(self) -> None:
+        _choice(self, "cache_isolation", "none", "api-key", "user")
+        _at_least(self, 1, "rate_limit_rpm", "rate_limit_tpm", "max_concurrency_per_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """Encryption (serving-api 12).
+
+    Attributes:
+        ssl_certfile: certificate; with it the server speaks TLS 1.2 or later.
+        ssl_keyfile: its key.
+        ssl_ca_certs: authorities of client certificates.
+        ssl_cert_reqs: client certificates: 0 none, 1 optional, 2 required.
+        ssl_ciphers: OpenSSL's list of ciphers.
+        enable_ssl_refresh: read certificates again when their files change.
+    """
+
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str | None = None
+    enable_ssl_refresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryConfig:
+    """Logs, metrics and traces (serving-api 14).
+
+    Attributes:
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        enable_log_requests: log prompt texts; without it no log line holds text of a request.
+        enable_log_outputs: log the texts of answers.
+        metrics_prefix: of the metrics that vLLM has too.
+        otlp_traces_endpoint: URL that OpenTelemetry traces are sent to.
+    """
+
+    log_level: str = "info"
+    enable_log_requests: bool = False
+    enable_log_outputs: bool = False
+    metrics_prefix: str = "vllm:"
+    otlp_traces_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        _choice(self, "log_level", "debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,28 +158,70 @@ class ServerConfig:
     Attributes:
         host: address to listen on.
         port: TCP port.
+        uds: Unix socket to listen on instead.
+        root_path: path under which a proxy offers the server.
         served_model_name: names that requests may ask for, the first is the default; empty
             takes the checkpoint's base name.
+        model_alias: further names, each as NAME=SERVED.
         max_request_bytes: largest request body.
+        request_timeout: seconds until an unfinished request ends; None is no limit.
+        stream_write_timeout: seconds that a stream's reader may stand still.
         sse_keep_alive_interval: seconds of silence before a stream gets a comment line; 0 is off.
-        enable_log_requests: log the decoded prompt of every request; without it no log line
-            holds text of a request.
+        drain_delay: seconds after SIGTERM in which the port stays open for load balancers.
+        shutdown_timeout: seconds that running requests get then to end.
+        watchdog_timeout: seconds without a step, while requests run, until the server says that
+            it is not healthy.
+        auto_restart: start the engine process again when it dies; without it the server ends.
+        session_affinity_headers: headers that name a session.
     """
 
     host: str = "0.0.0.0"
     port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
     served_model_name: tuple[str, ...] = ()
+    model_alias: tuple[str, ...] = ()
     max_request_bytes: int = 64 * 2**20
+    request_timeout: float | None = None
+    stream_write_timeout: float = 60.0
     sse_keep_alive_interval: float = 10.0
-    enable_log_requests: bool = False
+    drain_delay: float = 5.0
+    shutdown_timeout: float = 30.0
+    watchdog_timeout: float = 300.0
+    auto_restart: bool = False
+    session_affinity_headers: tuple[str, ...] = (
+        "x-claude-code-session-id",
+        "session_id",
+        "session-id",
+        "conversation_id",
+    )
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ConfigError(f"port is {self.port}; it must lie in 0..65535 (0 takes a free one)")
-        if self.max_request_bytes < 1:
-            raise ConfigError(f"max_request_bytes is {self.max_request_bytes}; at least 1")
-        if self.sse_keep_alive_interval < 0:
-            raise ConfigError(
-                f"sse_keep_alive_interval is {self.sse_keep_alive_interval}; it must be seconds, "
-                "or 0 for none"
-            )
+        _at_least(self, 1, "max_request_bytes")
+        _at_least(self, 0, "request_timeout", "stream_write_timeout", "sse_keep_alive_interval")
+        _at_least(self, 0, "drain_delay", "shutdown_timeout", "watchdog_timeout")
+        for alias in self.model_alias:
+            if "=" not in alias:
+                raise ConfigError(f"model_alias is {alias!r}; write NAME=SERVED")
+
+
+def _choice(config: object, name: str, *choices: str) -> None:
+    value = getattr(config, name)
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def _at_least(config: object, low: float, *names: str) -> None:
+    """Every named field is at least ``low``, or None where None is its default."""
+    defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]
+    for name in names:
+        value = getattr(config, name)
+        if (value is None and defaults[name] is None) or (value is not None and value >= low):
+            continue
+        raise ConfigError(f"{name} is {value!r}; it must be at least {low:g}")

@@ -19,7 +19,13 @@ class EngineStats:
     Attributes:
         num_free_pages: pages that no request holds, those with a cached prefix included.
         num_cached_pages: of these, the ones that a prefix hit can still find.
+        num_deferred: of the waiting ones, those whose grammar is being compiled.
+        num_hot_slots: slots kept for a session between its turns.
+        num_queued_tokens: prompt tokens that no step has fed yet.
+        stalled_seconds: since the last step, while requests run; else 0.
         counters: monotonic counts by metric name without prefix (``prompt_tokens`` ...).
+        iteration_tokens: steps by the rows that they fed: (upper bound, steps) pairs, cumulative,
+            the last bound infinite.
         finished: requests ended, by finish reason.
         step_seconds: seconds spent so far per part of a step (``schedule``, ``build``,
             ``forward``, ``sample``).
@@ -32,9 +38,14 @@ class EngineStats:
     num_cached_pages: int = 0
     num_slots: int = 0
     num_free_slots: int = 0
+    num_deferred: int = 0
+    num_hot_slots: int = 0
+    num_queued_tokens: int = 0
+    stalled_seconds: float = 0.0
     page_size: int = 256
     max_model_len: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    iteration_tokens: list[tuple[float, int]] = field(default_factory=list)
     finished: dict[str, int] = field(default_factory=dict)
     step_seconds: dict[str, float] = field(default_factory=dict)
 

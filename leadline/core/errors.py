@@ -35,7 +35,23 @@ class BadRequest(LeadlineError):
 
 
 class EngineOverloaded(LeadlineError):
-    """The engine refuses work for now: the queue is full, it is paused or it shuts down."""
+    """The engine refuses work for now: the queue is full, it is paused or it shuts down.
+
+    Attributes:
+        code: ``server_overloaded``, ``shutting_down`` or ``not_ready``.
+        retry_after: seconds after which it may be worth trying again.
+    """
+
+    def __init__(
+        self, message: str, *, code: str = "server_overloaded", retry_after: float = 1.0
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+
+class RequestTimeout(LeadlineError):
+    """A request's deadline passed before it ended."""
 
 
 class EngineDead(LeadlineError):

@@ -6,7 +6,8 @@ import enum
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from leadline.core.errors import BadRequest
 
@@ -18,6 +19,65 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What the content of an answer must look like; exactly one is set (serving-api 9.4).
+
+    Attributes:
+        json: a JSON schema, as an object or as its text.
+        regex: the whole content matches it.
+        choice: the content is one of these strings.
+        grammar: EBNF, in Lark's or GBNF's notation.
+        json_object: any JSON object.
+        structural_tag: texts that begin and end a constrained part, as vLLM spells them.
+    """
+
+    json: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        if self.json is False:  # a schema too: nothing is allowed
+            given.append("json")
+        if len(given) != 1:
+            names = ", ".join(given) or "nothing"
+            raise BadRequest(
+                "structured_outputs takes exactly one of json, regex, choice, grammar, "
+                f"json_object and structural_tag; it has {names}",
+                param="structured_outputs",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Grammars that the engine enforces on generated tokens, in ``llguidance``'s Lark notation.
+
+    Attributes:
+        at_once: holds from the first token on; None leaves tokens free until a trigger.
+        after: (trigger id, grammar) pairs: nothing is masked until one of the ids is generated;
+            its grammar then holds for the tokens that follow, to the end of the answer.
+    """
+
+    at_once: str | None = None
+    after: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """After ``num_tokens`` generated tokens without ``end_id``, that id is forced.
+
+    ``num_tokens`` is at least 0; what follows the first ``end_id`` is free.
+    """
+
+    num_tokens: int
+    end_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +95,13 @@ class SamplingParams:
         stop: strings searched in the text by the detokenizer, never by the engine.
         stop_token_ids: ids that end a request in the engine, beside the model's end token.
         logprobs: None is off; n returns the sampled token and the n most likely; -1 all.
+        prompt_logprobs: the same for the prompt's tokens; it turns prefix reuse off.
         logit_bias: id -> additive bias, applied before temperature.
+        bad_words: texts whose tokens are never completed; the tokenizer's side turns them into
+            ``EngineRequest.bad_token_ids``.
+        thinking_token_budget: reasoning tokens before the end of reasoning is forced; -1 is no
+            limit. Becomes ``EngineRequest.thinking_budget``.
+        structured_outputs: becomes ``EngineRequest.constraint``.
     """
 
     temperature: float = 1.0
@@ -54,8 +120,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    thinking_token_budget: int = -1
+    structured_outputs: StructuredOutputs | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -65,6 +135,7 @@ class SamplingParams:
         else:
             object.__setattr__(self, "stop", tuple(self.stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         _check_number(self, "temperature", 0.0, 2.0)
@@ -77,10 +148,12 @@ class SamplingParams:
         _check_integer(self, "max_tokens", 0, None)
         _check_integer(self, "min_tokens", 0, None)
         _check_integer(self, "n", 1, 128)
+        _check_integer(self, "thinking_token_budget", -1, None)
         if self.seed is not None:
             _check_integer(self, "seed", -(2**63), 2**63 - 1)
-        if self.logprobs is not None:
-            _check_integer(self, "logprobs", -1, None)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(self, name, -1, None)
         if self.min_tokens > self.max_tokens:
             raise BadRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})",
@@ -141,7 +214,11 @@ class EngineRequest:
         priority: smaller runs earlier.
         session_key: affinity and fairness key, or None.
         cache_salt: only requests of the same salt share cached prefixes.
-        timeout_seconds: the request fails when it has not ended this long after its arrival.
+        timeout_seconds: the request ends with ``TIMEOUT`` when it has not ended this long after
+            its arrival.
+        constraint: what the answer must look like.
+        bad_token_ids: sequences of ids that the answer never completes.
+        thinking_budget: when reasoning is cut short.
     """
 
     request_id: str
@@ -151,6 +228,9 @@ class EngineRequest:
     session_key: str | None = None
     cache_salt: str | None = None
     timeout_seconds: float | None = None
+    constraint: Constraint | None = None
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +256,10 @@ class TokenOutput:
         stop_token_id: the id that ended the request, when a stop id did.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         num_replayed_tokens: cached tokens that were fed again to rebuild windows.
-        error: the message, when ``finish_reason`` is ERROR.
+        queue_seconds: from arrival to the first admission.
+        prompt_logprobs: with the first output of a request that asked: one entry per prompt
+            token, the first of them None.
+        error: the message, when ``finish_reason`` is ERROR or TIMEOUT.
     """
 
     request_id: str
@@ -186,6 +269,8 @@ class TokenOutput:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     num_replayed_tokens: int = 0
+    queue_seconds: float = 0.0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     error: str | None = None
 
 

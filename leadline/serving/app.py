@@ -20,7 +20,7 @@ from leadline.core.client import EngineClient
 from leadline.core.errors import LeadlineError
 from leadline.serving import admin
 from leadline.serving.context import ModelInfo, Server
-from leadline.serving.errors import error_response, on_error
+from leadline.serving.dialect import error_response, on_error
 from leadline.serving.metrics import ServingMetrics
 from leadline.serving.openai.chat import chat_completions
 from leadline.serving.openai.completions import completions
@@ -105,7 +105,7 @@ class _Envelope:
         except Exception as error:
             if status != _NOTHING_SENT:
                 raise
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope)(scope, receive, send_with_id)
         finally:
             if scope["path"] not in _PROBES:
                 # The endpoint's name, not the path: clients can invent any number of those.

@@ -38,6 +38,45 @@ class ModelInfo:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as far as headers say it (serving-api 12, 13).
+
+    Attributes:
+        request_id: what the ``X-Request-Id`` header and the log show.
+        tenant: salt of the key where ``--cache-isolation`` asks for one.
+        rank: the data parallel rank that a header names.
+        session_id: header ``X-Session-ID``.
+        affinity: of the headers that name a session in other words.
+        timeout_seconds: until an unfinished request ends; None is no limit.
+        isolates_users: ``--cache-isolation user``.
+    """
+
+    request_id: str
+    tenant: str | None = None
+    rank: int | None = None
+    session_id: str | None = None
+    affinity: str | None = None
+    timeout_seconds: float | None = None
+    isolates_users: bool = False
+
+    def session_key(
+        self,
+        *,
+        session_id: str | None = None,
+        prompt_cache_key: str | None = None,
+        user: str | None = None,
+    ) -> str | None:
+        """The first affinity key that headers or these fields of the body name (13.1)."""
+        names = (session_id, self.session_id, self.affinity, prompt_cache_key, user)
+        return next((name for name in names if name), None)
+
+    def cache_salt(self, given: str | None, user: str | None = None) -> str | None:
+        """Who shares cached prefixes with this request: the same salt (13.2)."""
+        owner = user if self.isolates_users else self.tenant
+        return given if owner is None else f"{owner}@{given or ''}"  # no client's salt has an @
+
+
 class Server:
     """The parts of one API process; ``http.app.state.server`` in every endpoint."""
 
@@ -94,7 +133,9 @@ def server_of(http: Request) -> Server:
     return server
 
 
-def request_id_of(http: Request) -> str:
-    """The id that goes into the ``X-Request-Id`` header and the log."""
-    request_id: str = http.scope["state"]["request_id"]
-    return request_id
+def caller_of(http: Request) -> Caller:
+    """Who asks, from the request's headers."""
+    return Caller(
+        request_id=http.scope["state"]["request_id"],
+        session_id=http.headers.get("x-session-id"),
+    )

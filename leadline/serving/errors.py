@@ -1,14 +1,11 @@
-"""Errors -> OpenAI error bodies and HTTP statuses (serving-api 11)."""
+"""Errors -> what a client may know of them (serving-api 11)."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from leadline.core.errors import (
     BadRequest,
@@ -16,6 +13,7 @@ from leadline.core.errors import (
     EngineOverloaded,
     LeadlineError,
     NotSupported,
+    RequestTimeout,
 )
 
 logger = logging.getLogger(__name__)
@@ -25,8 +23,25 @@ class GenerationFailed(LeadlineError):
     """The engine ended one request with an error; others go on."""
 
 
-def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body of an error.
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a client may see it; the dialect gives it its form (serving-api 11).
+
+    Attributes:
+        kind: OpenAI's ``type``.
+        retry_after: seconds, of 429 and 503.
+    """
+
+    status: int
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+
+def describe(error: BaseException) -> Failure:
+    """What a client may know of an error.
 
     Messages of errors that are not ours stay in the log: they could hold text of a request.
     """
@@ -34,46 +49,25 @@ def describe(error: BaseException) -> tuple[int, dict[str, Any]]:
         case BadRequest():
             status = {"model_not_found": 404, "request_too_large": 413}.get(error.code, 400)
             kind = "not_found_error" if status == 404 else "invalid_request_error"
-            return status, _body(str(error), kind, param=error.param, code=error.code)
+            return Failure(status, kind, str(error), error.param, error.code)
         case NotSupported():
-            return 400, _body(str(error), "invalid_request_error", code="not_supported")
+            return Failure(400, "invalid_request_error", str(error), code="not_supported")
         case EngineOverloaded():
-            return 503, _body(str(error), "overloaded_error", code="server_overloaded")
+            return Failure(
+                503,
+                "overloaded_error",
+                str(error),
+                code=error.code,
+                retry_after=error.retry_after,
+            )
+        case RequestTimeout():
+            return Failure(504, "timeout_error", str(error), code="request_timeout")
         case EngineDead() | GenerationFailed():
-            return 500, _body(str(error), "server_error", code="internal_error")
+            return Failure(500, "server_error", str(error), code="internal_error")
         case HTTPException():
             kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-            return error.status_code, _body(error.detail, kind)
+            return Failure(error.status_code, kind, error.detail)
     logger.error("unexpected error", exc_info=error)
-    return 500, _body("internal error; the server's log has more", "server_error", "internal_error")
-
-
-def error_response(error: BaseException) -> Response:
-    """The answer to a request that failed before anything was sent."""
-    status, body = describe(error)
-    headers = dict(getattr(error, "headers", None) or {})
-    if status == 503:
-        headers |= {"Retry-After": "1", "retry-after-ms": "1000"}
-    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-async def on_error(http: Request, error: Exception) -> Response:
-    """Starlette's exception handler for every type in ``describe``."""
-    if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        detail = (
-            f"{http.method} {http.url.path}: "
-            + {
-                404: "there is no such path",
-                405: "this method is not allowed here",
-            }[error.status_code]
-        )
-        if http.url.path.startswith("/v1/v1/"):
-            detail += "; the base URL already ends in /v1, configure the client with one /v1"
-        error = HTTPException(error.status_code, detail, error.headers)
-    return error_response(error)
-
-
-def _body(
-    message: str, kind: str, code: str | None = None, *, param: str | None = None
-) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return Failure(
+        500, "server_error", "internal error; the server's log has more", code="internal_error"
+    )

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded
+from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
 from leadline.core.request import EngineRequest, FinishReason, SamplingParams, TokenOutput
 from leadline.serving.context import Server
 from leadline.serving.errors import GenerationFailed
@@ -81,7 +81,7 @@ async def read_choice(
         GenerationFailed: the engine ended the request with an error.
         LeadlineError: whatever ``EngineClient.submit`` raises.
     """
-    if server.config.enable_log_requests:
+    if server.config.telemetry.enable_log_requests:
         prompt = server.tokenizer.decode(request.prompt_token_ids)
         logger.info("%s %s: %r, %s", log_id, request.request_id, prompt, request.sampling)
     timer = server.metrics.track(request, log_id)
@@ -90,6 +90,8 @@ async def read_choice(
         async with aclosing(server.client.submit(request)) as outputs:
             async for output in outputs:
                 timer.observe(output)
+                if output.finish_reason is FinishReason.TIMEOUT:
+                    raise RequestTimeout(output.error or "the request took too long")
                 if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise GenerationFailed(output.error or "the server ended this request")
                 num_before = reader.num_tokens

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from leadline.serving.errors import describe, error_response
+from leadline.serving.dialect import dialect_of, error_response
+from leadline.serving.errors import describe
 
 T = TypeVar("T")
 
@@ -25,20 +25,10 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-_ENCODER = msgspec.json.Encoder()
-DONE = b"data: [DONE]\n\n"
-
-
-def event(payload: Any) -> bytes:
-    """One event: a line of JSON. U+2028 and U+2029 are escaped, some readers split lines there."""
-    line = _ENCODER.encode(payload)
-    if b"\xe2\x80" in line:
-        line = line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
-    return b"data: %b\n\n" % line
 
 
 class EventStream(Response):
-    """Sends events as they come and ``[DONE]`` at the end, also after an error.
+    """Sends events as they come and the dialect's end, also after an error.
 
     Whatever ends the response, a client that leaves included, closes ``events``.
 
@@ -60,31 +50,34 @@ class EventStream(Response):
         writer = asyncio.ensure_future(self._write(scope, receive, send))
         others = [asyncio.ensure_future(_client_gone(receive))]
         if self._keep_alive:
-            others.append(asyncio.ensure_future(self._beat(send)))
+            comment = dialect_of(scope["path"]).keep_alive
+            others.append(asyncio.ensure_future(self._beat(send, comment)))
         try:
             await asyncio.wait({writer, *others}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel(writer, *others)
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        dialect = dialect_of(scope["path"])
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
                     await self._send(send, data)
         except Exception as error:
             if not self._started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
-            await self._send(send, event(describe(error)[1]))
-        await self._send(send, DONE, more=False)
+            failure = describe(error)
+            await self._send(send, dialect.error_event(failure, scope["state"]["request_id"]))
+        await self._send(send, dialect.end, more=False)
 
-    async def _beat(self, send: Send) -> None:
+    async def _beat(self, send: Send, comment: bytes) -> None:
         clock = asyncio.get_running_loop().time
         self._last_sent = clock()
         while True:
             await asyncio.sleep(self._last_sent + self._keep_alive - clock())
             if clock() - self._last_sent >= self._keep_alive:
-                await self._send(send, b": keep-alive\n\n")
+                await self._send(send, comment)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._lock:  # events and comments come from two tasks

@@ -11,6 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from leadline.config.args import from_values
 from leadline.config.server import ServerConfig
 from leadline.serving.app import build_app
 from leadline.serving.context import ModelInfo
@@ -63,7 +64,7 @@ def rig(tokenizer: Tokenizer) -> MakeRig:
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
-        app = build_app(engine, tokenizer, MODEL_INFO, ServerConfig(**config))
+        app = build_app(engine, tokenizer, MODEL_INFO, from_values(ServerConfig, config))
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from leadline.core.errors import BadRequest
 from leadline.core.request import EngineRequest, SamplingParams, TokenLogprobs
 from leadline.serving.body import decode_body
-from leadline.serving.context import Server
+from leadline.serving.context import Caller, Server
+from leadline.serving.dialect import event
 from leadline.serving.generation import Step, choice_requests, merge, read_choice
 from leadline.serving.openai.answers import (
     FINGERPRINT,
@@ -34,7 +35,6 @@ from leadline.serving.openai.answers import (
 from leadline.serving.openai.endpoint import respond
 from leadline.serving.openai.logprobs import chat_entry, shown_entries
 from leadline.serving.openai.schema import ChatRequest
-from leadline.serving.sse import event
 from leadline.text.encoding import ChatPrompt
 from leadline.text.output_parser import Delta, OutputParser, ToolCallDelta
 
@@ -57,7 +57,7 @@ class ChatCall:
     session_key: str | None
 
     @classmethod
-    def parse(cls, server: Server, raw: bytes, session_key: str | None) -> ChatCall:
+    def parse(cls, server: Server, raw: bytes, caller: Caller) -> ChatCall:
         """Check and encode a body.
 
         Raises:
@@ -89,7 +89,9 @@ class ChatCall:
             logprobs=_logprobs(body),
             vocab_size=server.model.vocab_size,
         )
-        session_key = session_key or body.session_id or body.prompt_cache_key
+        session_key = caller.session_key(
+            session_id=body.session_id, prompt_cache_key=body.prompt_cache_key
+        )
         return cls(body, model, prompt, sampling, session_key)
 
 

@@ -15,7 +15,8 @@ from starlette.responses import Response
 from leadline.core.errors import BadRequest
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.serving.body import decode_body
-from leadline.serving.context import Server
+from leadline.serving.context import Caller, Server
+from leadline.serving.dialect import event
 from leadline.serving.generation import Step, choice_requests, merge, read_choice
 from leadline.serving.openai.answers import (
     FINGERPRINT,
@@ -27,7 +28,6 @@ from leadline.serving.openai.answers import (
 from leadline.serving.openai.endpoint import respond
 from leadline.serving.openai.logprobs import completion_logprobs, shown_entries
 from leadline.serving.openai.schema import CompletionRequest
-from leadline.serving.sse import event
 from leadline.text.detokenizer import TextOutput
 from leadline.text.tokenizer import FIM_BEGIN, FIM_END, FIM_HOLE
 
@@ -55,7 +55,7 @@ class CompletionCall:
     session_key: str | None
 
     @classmethod
-    def parse(cls, server: Server, raw: bytes, session_key: str | None) -> CompletionCall:
+    def parse(cls, server: Server, raw: bytes, caller: Caller) -> CompletionCall:
         """Check and encode a body.
 
         Raises:
@@ -92,7 +92,12 @@ class CompletionCall:
                 vocab_size=server.model.vocab_size,
             )
             prompts.append((token_ids, sampling))
-        return cls(body, model, prompts, session_key or body.session_id or body.prompt_cache_key)
+        return cls(
+            body,
+            model,
+            prompts,
+            caller.session_key(session_id=body.session_id, prompt_cache_key=body.prompt_cache_key),
+        )
 
 
 def _prompts(body: CompletionRequest, server: Server) -> list[list[int]]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.serving.body import read_body
-from leadline.serving.context import Server, prepare, request_id_of, server_of
+from leadline.serving.context import Caller, Server, caller_of, prepare, server_of
 from leadline.serving.openai.schema import GenerationRequest
 from leadline.serving.sse import EventStream, until_gone
 
@@ -35,21 +35,21 @@ CallT = TypeVar("CallT", bound=Call)
 
 async def respond(
     http: Request,
-    parse: Callable[[Server, bytes, str | None], CallT],
+    parse: Callable[[Server, bytes, Caller], CallT],
     answer: Callable[[Server, CallT, str], Answer],
 ) -> Response:
     """Read, parse and answer a request.
 
     Args:
         http: the request.
-        parse: ``(server, body, session key)`` -> call; raises what is a client's mistake.
+        parse: ``(server, body, who asks)`` -> call; raises what is a client's mistake.
         answer: ``(server, call, request id)`` -> the answer, which begins when it is read.
     """
     server = server_of(http)
     raw = await read_body(http, server.config.max_request_bytes)
-    session_key = http.headers.get("x-session-id")
-    call = await prepare(raw, lambda: parse(server, raw, session_key))
-    answered = answer(server, call, request_id_of(http))
+    caller = caller_of(http)
+    call = await prepare(raw, lambda: parse(server, raw, caller))
+    answered = answer(server, call, caller.request_id)
     if call.body.stream:
         return EventStream(answered.events(), keep_alive=server.config.sse_keep_alive_interval)
     whole = await until_gone(http, answered.whole())
