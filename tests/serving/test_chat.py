@@ -328,7 +328,7 @@ def test_sampling_fields_reach_the_engine(rig: MakeRig) -> None:
     assert sampling.allowed_token_ids == (5, 6)
 
 
-def test_session_header_comes_before_the_body(rig: MakeRig) -> None:
+def test_session_of_the_body_comes_before_the_header(rig: MakeRig) -> None:
     server = rig("x")
     body = {"messages": HELLO, "session_id": "body"}
     server.http.post("/v1/chat/completions", json=body, headers={"X-Session-ID": "header"})
