@@ -333,7 +333,7 @@ def test_session_of_the_body_comes_before_the_header(rig: MakeRig) -> None:
     body = {"messages": HELLO, "session_id": "body"}
     server.http.post("/v1/chat/completions", json=body, headers={"X-Session-ID": "header"})
     server.http.post("/v1/chat/completions", json=body)
-    assert [request.session_key for request in server.engine.requests] == ["header", "body"]
+    assert [request.session_key for request in server.engine.requests] == ["body", "body"]
 
 
 @pytest.mark.parametrize(
