@@ -52,13 +52,13 @@ class ChatQuery:
 
     model: str | None
     chat: ChatInput
+    origin: Origin
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     limit_field: str = "max_tokens"
     may_refuse_limit: bool = True
     input_field: str = "messages"
     structured: StructuredOutputs | None = None
-    origin: Origin = Origin()
     truncate_prompt_tokens: int | None = None
 
 
@@ -121,9 +121,9 @@ def prepare_chat(server: Server, query: ChatQuery, caller: Caller) -> ChatCall:
         is_strict=config.strict_max_tokens and query.may_refuse_limit,
         param=query.limit_field,
     )
-    given = thinking_policy(
-        query.sampling, prompt, config, is_v4=not server.encoder.profile.has_system_marker
-    )
+    profile = server.encoder.profile
+    is_v4 = not profile.has_system_marker
+    given = thinking_policy(query.sampling, prompt, config, is_v4=is_v4)
     sampling = replace(
         sampling_params(server, given, max_tokens=max_tokens), structured_outputs=query.structured
     )
@@ -137,7 +137,7 @@ def prepare_chat(server: Server, query: ChatQuery, caller: Caller) -> ChatCall:
             tokenizer,
             query.structured,
             strict_level=config.tool_strict_level,
-            tags=server.encoder.profile.tags,
+            tags=profile.tags,
         ),
         bad_token_ids=grammar.bad_token_ids(sampling.bad_words, tokenizer),
         thinking_budget=grammar.thinking_budget(sampling, prompt, tokenizer),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from leadline.serving.openai.logprobs import TokenLogprob
 from leadline.serving.responses.tools import FreeFormInput, ToolTable
@@ -14,154 +14,119 @@ from leadline.text.chat import CallStart
 Payload = dict[str, Any]
 
 
-class OpenItem(Protocol):
+class OpenItem:
     """An item that still grows.
+
+    Args:
+        kind: its ``type``.
+        prefix: of its id.
+        delta_type: name of the events that carry its text.
+        rest: what the item holds from the start.
 
     Attributes:
         item: its present form; complete after ``closing``.
         id: the same in every event of the item.
-        delta_type: name of the events that carry its text.
-        text_place: what such an event says beside the item's place.
+        place: what an event of its text says beside the item's place.
     """
 
-    item: Payload
-    id: str
-    delta_type: str
-    text_place: Payload
+    def __init__(self, kind: str, prefix: str, delta_type: str, rest: Payload) -> None:
+        self.id = f"{prefix}_{uuid.uuid4().hex}"
+        self.item: Payload = {"type": kind, "id": self.id, **rest, "status": "in_progress"}
+        self.delta_type = delta_type
+        self.place: Payload = {}
+        self._texts: list[str] = []
 
-    def opening(self) -> Iterator[Payload]: ...
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
 
-    def push(self, text: str) -> str: ...
+    def opening(self) -> Iterable[Payload]:
+        """Events between the item's start and its text."""
+        return ()
 
-    def closing(self, status: str) -> Iterator[Payload]: ...
+    def push(self, text: str) -> str:
+        """Take in a piece of the answer; returns what of it an event shows."""
+        self._texts.append(text)
+        return text
+
+    def closing(self, status: str) -> Iterator[Payload]:
+        """Events between the item's text and its end, which make the item complete."""
+        raise NotImplementedError
 
 
-class ReasoningItem:
+class ReasoningItem(OpenItem):
     """The model's reasoning."""
 
-    delta_type = "response.reasoning_text.delta"
-    text_place: Payload = {"content_index": 0}
-
     def __init__(self, *, has_encrypted: bool) -> None:
-        self.id = f"rs_{uuid.uuid4().hex}"
-        self.item: Payload = {"type": "reasoning", "id": self.id, "summary": [], "content": []}
+        rest: Payload = {"summary": [], "content": []}
         if has_encrypted:  # asked for by clients that send it back; the plain text is enough
-            self.item["encrypted_content"] = ""
-        self.item["status"] = "in_progress"
-        self._texts: list[str] = []
-
-    def opening(self) -> Iterator[Payload]:
-        return iter(())
-
-    def push(self, text: str) -> str:
-        self._texts.append(text)
-        return text
+            rest["encrypted_content"] = ""
+        super().__init__("reasoning", "rs", "response.reasoning_text.delta", rest)
+        self.place = {"content_index": 0}
 
     def closing(self, status: str) -> Iterator[Payload]:
-        text = "".join(self._texts)
-        self.item |= {"content": [{"type": "reasoning_text", "text": text}], "status": status}
-        yield {"type": "response.reasoning_text.done", "content_index": 0, "text": text}
+        part = {"type": "reasoning_text", "text": self.text}
+        self.item |= {"content": [part], "status": status}
+        yield {"type": "response.reasoning_text.done", **self.place, "text": self.text}
 
 
-class MessageItem:
-    """The answer's text."""
+class MessageItem(OpenItem):
+    """The answer's text.
 
-    delta_type = "response.output_text.delta"
-    text_place: Payload = {"content_index": 0, "logprobs": []}
+    Attributes:
+        logprobs: of its tokens so far, where they were asked for.
+    """
 
     def __init__(self) -> None:
-        self.id = f"msg_{uuid.uuid4().hex}"
-        self.item: Payload = {
-            "type": "message",
-            "id": self.id,
-            "role": "assistant",
-            "content": [],
-            "status": "in_progress",
-        }
+        rest = {"role": "assistant", "content": []}
+        super().__init__("message", "msg", "response.output_text.delta", rest)
+        self.place = {"content_index": 0, "logprobs": []}
         self.logprobs: list[TokenLogprob] = []
-        self._texts: list[str] = []
 
-    def opening(self) -> Iterator[Payload]:
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield {"type": "response.content_part.added", "content_index": 0, "part": part}
-
-    def push(self, text: str) -> str:
-        self._texts.append(text)
-        return text
+    def opening(self) -> Iterable[Payload]:
+        yield {"type": "response.content_part.added", "content_index": 0, "part": self._part()}
 
     def closing(self, status: str) -> Iterator[Payload]:
-        text, logprobs = "".join(self._texts), self.logprobs
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        part = self._part()
         self.item |= {"content": [part], "status": status}
-        done = {"content_index": 0, "text": text, "logprobs": logprobs}
+        done = {"content_index": 0, "text": self.text, "logprobs": self.logprobs}
         yield {"type": "response.output_text.done", **done}
         yield {"type": "response.content_part.done", "content_index": 0, "part": part}
 
+    def _part(self) -> Payload:
+        rest = {"annotations": [], "logprobs": self.logprobs}
+        return {"type": "output_text", "text": self.text, **rest}
 
-class CallItem:
+
+class CallItem(OpenItem):
     """A call of a function."""
 
-    delta_type = "response.function_call_arguments.delta"
-    text_place: Payload = {}
-
     def __init__(self, call: CallStart, tools: ToolTable) -> None:
-        self.id = f"fc_{uuid.uuid4().hex}"
-        self.item: Payload = {
-            "type": "function_call",
-            "id": self.id,
-            "call_id": call.id,
-            **tools.client_name(call.name),
-            "arguments": "",
-            "status": "in_progress",
-        }
-        self._texts: list[str] = []
-
-    def opening(self) -> Iterator[Payload]:
-        return iter(())
-
-    def push(self, text: str) -> str:
-        self._texts.append(text)
-        return text
+        rest = {"call_id": call.id, **tools.client_name(call.name), "arguments": ""}
+        super().__init__("function_call", "fc", "response.function_call_arguments.delta", rest)
 
     def closing(self, status: str) -> Iterator[Payload]:
-        arguments = "".join(self._texts)
-        self.item |= {"arguments": arguments, "status": status}
-        yield {
-            "type": "response.function_call_arguments.done",
-            "name": self.item["name"],
-            "arguments": arguments,
-        }
+        done = {"name": self.item["name"], "arguments": self.text}
+        self.item |= {"arguments": self.text, "status": status}
+        yield {"type": "response.function_call_arguments.done", **done}
 
 
-class CustomCallItem:
+class CustomCallItem(OpenItem):
     """A call of a free-form tool: its text comes out of the JSON arguments."""
 
-    delta_type = "response.custom_tool_call_input.delta"
-    text_place: Payload = {}
-
     def __init__(self, call: CallStart, tools: ToolTable) -> None:
-        self.id = f"ctc_{uuid.uuid4().hex}"
-        self.item: Payload = {
-            "type": "custom_tool_call",
-            "id": self.id,
-            "call_id": call.id,
-            **tools.client_name(call.name),
-            "input": "",
-            "status": "in_progress",
-        }
+        rest = {"call_id": call.id, **tools.client_name(call.name), "input": ""}
+        super().__init__("custom_tool_call", "ctc", "response.custom_tool_call_input.delta", rest)
         self._input = FreeFormInput()
 
-    def opening(self) -> Iterator[Payload]:
-        return iter(())
-
     def push(self, text: str) -> str:
-        return self._input.push(text)
+        return super().push(self._input.push(text))
 
     def closing(self, status: str) -> Iterator[Payload]:
-        if rest := self._input.finish():
+        if rest := super().push(self._input.finish()):
             yield {"type": self.delta_type, "delta": rest}
-        self.item |= {"input": self._input.text, "status": status}
-        yield {"type": "response.custom_tool_call_input.done", "input": self._input.text}
+        self.item |= {"input": self.text, "status": status}
+        yield {"type": "response.custom_tool_call_input.done", "input": self.text}
 
 
 def delta_template(item: OpenItem, output_index: int) -> bytes:
@@ -170,7 +135,7 @@ def delta_template(item: OpenItem, output_index: int) -> bytes:
         "type": item.delta_type,
         "item_id": item.id,
         "output_index": output_index,
-        **item.text_place,
+        **item.place,
         "delta": BLANK,
         "sequence_number": BLANK,
     }
@@ -179,5 +144,4 @@ def delta_template(item: OpenItem, output_index: int) -> bytes:
 
 def delta_payload(item: OpenItem, text: str, logprobs: Sequence[TokenLogprob]) -> Payload:
     """The same with log-probabilities."""
-    place = {**item.text_place, "logprobs": logprobs}
-    return {"type": item.delta_type, **place, "delta": text}
+    return {"type": item.delta_type, **item.place, "logprobs": logprobs, "delta": text}

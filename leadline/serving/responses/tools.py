@@ -151,7 +151,6 @@ class FreeFormInput:
     _WHOLE_CHARACTERS = re.compile(r'(?:[^"\\]|\\[^u]|\\u[0-9a-fA-F]{4})*')
 
     def __init__(self) -> None:
-        self.text = ""
         self._raw = ""
         self._is_open = False
 
@@ -168,12 +167,8 @@ class FreeFormInput:
         assert whole is not None  # it matches nothing too
         self._raw = self._raw[whole.end() :]
         text: str = msgspec.json.decode(f'"{whole[0]}"')
-        self.text += text
         return text
 
     def finish(self) -> str:
         """The rest: everything, when the model did not call its only parameter ``input``."""
-        if self._is_open:
-            return ""
-        self.text = self._raw
-        return self._raw
+        return "" if self._is_open else self._raw
