@@ -31,6 +31,35 @@ class Rig:
     http: TestClient
     tokenizer: Tokenizer
 
+    @property
+    def prompt(self) -> str:
+        """The last prompt that the engine got, with its markers."""
+        return self.tokenizer.decode(self.engine.requests[-1].prompt_token_ids)
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The whole answer to a body."""
+        reply = self.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def refuse(self, path: str, **body: Any) -> Any:
+        """The error that a body is answered by."""
+        reply = self.http.post(path, json=body)
+        assert 400 <= reply.status_code < 500, reply.text
+        return reply.json()["error"]
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream whose events have names, which are the types."""
+        reply = self.http.post(path, json={"stream": True} | body)
+        assert reply.status_code == 200, reply.text
+        found = []
+        for block in reply.text.split("\n\n")[:-1]:
+            name, _, data = block.partition("\n")
+            event = json.loads(data.removeprefix("data: "))
+            assert name == f"event: {event['type']}"
+            found.append(event)
+        return found
+
     def chat(self, **body: Any) -> Any:
         """The whole answer to a chat."""
         reply = self.http.post("/v1/chat/completions", json={"messages": HELLO} | body)
