@@ -112,10 +112,12 @@ class Server:
 
     def check_prompt(self, num_tokens: int, *, param: str) -> None:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
-        if num_tokens >= self.model.max_model_len:
+        limit = self.model.max_model_len
+        if num_tokens >= limit:
+            # Agents of both dialects look for these words to begin compaction.
             raise BadRequest(
-                f"this model's maximum context length is {self.model.max_model_len} tokens, but "
-                f"the prompt has {num_tokens} tokens and needs room for at least one more; "
+                f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum; this model's "
+                f"maximum context length is {limit} tokens and the answer needs at least one; "
                 f"shorten {param}",
                 param=param,
                 code="context_length_exceeded",

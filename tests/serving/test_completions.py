@@ -97,9 +97,8 @@ def test_logprobs_have_the_old_layout(rig: MakeRig) -> None:
     offsets = [len("".join(logprobs["tokens"][:i])) for i in range(len(logprobs["tokens"]))]
     assert logprobs["text_offset"] == offsets
     assert set(logprobs["token_logprobs"]) == {-0.5}
-    assert [len(top) for top in logprobs["top_logprobs"]] == [3] * len(
-        offsets
-    )  # and the sampled one
+    # The two most likely, and the sampled one.
+    assert [len(top) for top in logprobs["top_logprobs"]] == [3] * len(offsets)
 
 
 def test_stream_can_carry_usage(rig: MakeRig) -> None:
