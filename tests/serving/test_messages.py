@@ -20,7 +20,10 @@ WEATHER: dict[str, Any] = {
         "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     },
 }
-NO_ARGUMENTS = 'ok</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n</｜DSML｜ invoke>\n</｜DSML｜ calls>'
+NO_ARGUMENTS = (
+    'ok</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
+    "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+)
 
 
 def ask(server: Rig, **body: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from leadline.serving.responses.store import ResponseStore, Stored
@@ -299,26 +301,32 @@ def test_a_stored_response_is_read_and_continued(rig: MakeRig) -> None:
     assert server.http.get(f"{PATH}/resp_other").status_code == 404
 
 
+async def background(server: Rig, *requests: tuple[str, str]) -> list[Any]:
+    """Begin a response in the background; send the requests, on one event loop."""
+    transport = httpx.ASGITransport(server.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        begun = (await client.post(PATH, json={"input": "Hi", "background": True})).json()
+        replies = [begun]
+        for method, suffix in requests:
+            reply = await client.request(method, f"{PATH}/{begun['id']}{suffix}")
+            replies.append(reply.json())
+        return replies
+
+
 def test_a_background_response_is_read_later(rig: MakeRig) -> None:
     server = rig("Hm</think>Hello", chat=STORING)
-    with server.http:  # one event loop, in which the response goes on
-        queued = ask(server, background=True)
-        assert queued["status"] == "queued"
-        path = f"{PATH}/{queued['id']}"
-        reply = server.http.get(path).json()
-        while reply["status"] in ("queued", "in_progress"):
-            reply = server.http.get(path).json()
-    assert reply["status"] == "completed"
-    assert reply["output"][-1]["content"][0]["text"] == "Hello"
+    queued, *_, last = asyncio.run(background(server, *[("GET", "")] * 20))
+    assert queued["status"] == "queued"
+    assert last["status"] == "completed"
+    assert last["output"][-1]["content"][0]["text"] == "Hello"
 
 
 def test_a_background_response_can_be_cancelled(rig: MakeRig) -> None:
     server = rig([(66,)] * 100_000, end=False, chat=STORING)
-    with server.http:
-        queued = ask(server, background=True)
-        reply = server.http.post(f"{PATH}/{queued['id']}/cancel").json()
-        assert reply["status"] == "cancelled"
-        assert server.http.get(f"{PATH}/{queued['id']}").json()["status"] == "cancelled"
+    requests = [("GET", ""), ("POST", "/cancel"), ("GET", "")]
+    statuses = [reply["status"] for reply in asyncio.run(background(server, *requests))]
+    assert statuses == ["queued", "in_progress", "cancelled", "cancelled"]
+    assert server.engine.aborted
 
 
 def test_truncation_auto_leaves_out_the_oldest_turns(rig: MakeRig) -> None:

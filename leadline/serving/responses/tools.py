@@ -148,7 +148,11 @@ class FreeFormInput:
     """The text of a custom tool's input, out of fragments of ``{"input": "..."}``."""
 
     _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-    _WHOLE_CHARACTERS = re.compile(r'(?:[^"\\]|\\[^u]|\\u[0-9a-fA-F]{4})*')
+    # An escaped pair of surrogates is one character.
+    _WHOLE_CHARACTERS = re.compile(
+        r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+        r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*"
+    )
 
     def __init__(self) -> None:
         self._raw = ""
