@@ -323,7 +323,7 @@ def test_a_call_cut_by_length_reports_max_tokens(rig: MakeRig) -> None:
 
 
 def test_limits_are_lowered_and_never_refused(rig: MakeRig) -> None:
-    server = rig("x", chat={"strict_max_tokens": True})
+    server = rig("x", strict_max_tokens=True)
     ask(server, max_tokens=10**6)
     request = server.engine.requests[0]
     assert request.sampling.max_tokens == 8192 - len(request.prompt_token_ids)

@@ -290,7 +290,7 @@ def test_without_a_store_nothing_can_be_continued(rig: MakeRig) -> None:
 
 
 def test_a_stored_response_is_read_and_continued(rig: MakeRig) -> None:
-    server = rig("Hm</think>Hello", chat=STORING)
+    server = rig("Hm</think>Hello", **STORING)
     first = ask(server)
     assert server.http.get(f"{PATH}/{first['id']}").json() == first
     second = ask(server, input="More", previous_response_id=first["id"])
@@ -314,7 +314,7 @@ async def background(server: Rig, *requests: tuple[str, str]) -> list[Any]:
 
 
 def test_a_background_response_is_read_later(rig: MakeRig) -> None:
-    server = rig("Hm</think>Hello", chat=STORING)
+    server = rig("Hm</think>Hello", **STORING)
     queued, *_, last = asyncio.run(background(server, *[("GET", "")] * 20))
     assert queued["status"] == "queued"
     assert last["status"] == "completed"
@@ -322,7 +322,7 @@ def test_a_background_response_is_read_later(rig: MakeRig) -> None:
 
 
 def test_a_background_response_can_be_cancelled(rig: MakeRig) -> None:
-    server = rig([(66,)] * 100_000, end=False, chat=STORING)
+    server = rig([(66,)] * 100_000, end=False, **STORING)
     requests = [("GET", ""), ("POST", "/cancel"), ("GET", "")]
     statuses = [reply["status"] for reply in asyncio.run(background(server, *requests))]
     assert statuses == ["queued", "in_progress", "cancelled", "cancelled"]
