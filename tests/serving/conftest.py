@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -84,7 +84,9 @@ MakeRig = Callable[..., Rig]
 def rig(tokenizer: Tokenizer) -> MakeRig:
     """Make a rig whose engine says a text or steps of ids; markers in the text are markers."""
 
-    def make(script: str | list[Step], *, end: bool = True, **config: Any) -> Rig:
+    def make(
+        script: str | list[Step], *, end: bool = True, max_model_len: int = 8192, **config: Any
+    ) -> Rig:
         steps: list[Step] = (
             [(token_id,) for token_id in tokenizer.encode(script)]
             if isinstance(script, str)
@@ -93,7 +95,8 @@ def rig(tokenizer: Tokenizer) -> MakeRig:
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
-        app = build_app(engine, tokenizer, MODEL_INFO, from_values(ServerConfig, config))
+        model_info = replace(MODEL_INFO, max_model_len=max_model_len)
+        app = build_app(engine, tokenizer, model_info, from_values(ServerConfig, config))
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make
