@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -106,3 +110,20 @@ def joined(chunks: list[Any], key: str, index: int = 0) -> str:
     """The text of one key over all chunks of one choice."""
     parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
     return "".join(part["delta"].get(key) or "" for part in parts)
+
+
+@contextmanager
+def serving(server: Rig) -> Iterator[str]:
+    """Serve on a free port; yields its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(server.app, log_level="error", lifespan="off")
+        web = uvicorn.Server(config)
+        thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            web.should_exit = True
+            thread.join()

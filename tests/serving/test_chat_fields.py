@@ -305,8 +305,8 @@ def test_ids_are_returned_and_the_client_names_the_answer(rig: MakeRig) -> None:
     assert tuple(reply["prompt_token_ids"]) == server.engine.requests[0].prompt_token_ids
     assert reply["choices"][0]["token_ids"] == [*server.tokenizer.encode("a</think>b"), 1]
     chunks = server.stream(return_token_ids=True)
-    parts = [chunk["choices"][0].get("token_ids", []) for chunk in chunks]
-    assert sum(parts, []) == reply["choices"][0]["token_ids"]
+    ids = [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", ())]
+    assert ids == reply["choices"][0]["token_ids"]
     assert chunks[0]["prompt_token_ids"] == reply["prompt_token_ids"]
 
 
