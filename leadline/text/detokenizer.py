@@ -22,8 +22,9 @@ class Detokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Text that ``token_ids`` complete; bytes of an unfinished character are held back."""
-        shown = [token_id for token_id in token_ids if token_id not in self._hidden]
-        return self._decoder.decode(self._tokenizer.token_bytes(shown))
+        if self._hidden:
+            token_ids = [token_id for token_id in token_ids if token_id not in self._hidden]
+        return self._decoder.decode(self._tokenizer.token_bytes(token_ids))
 
     def finish(self) -> str:
         """What is still held back: one U+FFFD for an unfinished character, else nothing."""

@@ -6,7 +6,6 @@ reasoning and tool calls count only as their single ids; spelled with ordinary t
 
 from __future__ import annotations
 
-import codecs
 import enum
 import logging
 from collections import Counter
@@ -26,7 +25,7 @@ from leadline.text.chat import (
     Reasoning,
     SampledTurn,
 )
-from leadline.text.detokenizer import StopStrings, shown_token_ids, stop_token
+from leadline.text.detokenizer import Detokenizer, StopStrings, shown_token_ids, stop_token
 from leadline.text.dsml import Tag, TagReader
 from leadline.text.tokenizer import Tokenizer
 from leadline.text.tool_calls import ToolCallReader
@@ -107,14 +106,14 @@ class OutputParser:
         self._think_start = tokenizer.marker_id(THINK_START)
         self._think_end = tokenizer.marker_id(THINK_END)
         self._dsml = tokenizer.marker_id(DSML)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
         self._state = _STATE_AT.get(prompt.start, _State.CONTENT)
         self._deltas: list[Delta] = []
         self._said: list[Delta] = []
         self._sampled: list[int] = []
         # Whether ``sampled`` can stand in a prompt as the whole turn behind its reasoning.
         self._is_whole_turn = prompt.start is not AnswerStart.CONTENT_CONTINUED
-
+        self._reads_calls = bool(prompt.tools) and prompt.start is not AnswerStart.PLAIN
         self._as_text: tuple[int, ...] = ()
         if prompt.start is AnswerStart.PLAIN:
             self._as_text = (self._think_start, self._think_end, self._dsml)
@@ -125,13 +124,11 @@ class OutputParser:
         continued = (AnswerStart.REASONING_CONTINUED, AnswerStart.CONTENT_CONTINUED)
         is_new = prompt.start not in (*continued, AnswerStart.PLAIN)
         self._reasoning_blanks = _Blanks("\n", at_start=is_new)
-        # Where no block can follow, nothing waits: a stop string of newlines is found at once.
-        self._content_blanks = _Blanks(None if prompt.tools else "", at_start=is_new)
+        # Where no call can follow, nothing waits: a stop string of newlines is found at once.
+        self._content_blanks = _Blanks(None if self._reads_calls else "", at_start=is_new)
         self._stop = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
-        max_calls = None
-        if not prompt.tools:
-            max_calls = 0
-        elif prompt.tool_choice.mode == "named" or not prompt.tool_choice.parallel:
+        max_calls = None if prompt.tools else 0
+        if prompt.tools and (prompt.tool_choice.mode == "named" or not prompt.tool_choice.parallel):
             max_calls = 1
         self._calls = ToolCallReader(
             prompt.tools, max_calls=max_calls, coerces=options.coerces, emit=self._deltas.append
@@ -171,22 +168,20 @@ class OutputParser:
         """
         if self.finish_reason != "tool_calls" or not self._is_whole_turn or self._calls.num_ignored:
             return None
-        token_ids = self._sampled
-        if self._prompt.start is AnswerStart.TOOL_BLOCK:
-            prompt_ids = self._prompt.token_ids
-            behind = len(prompt_ids) - prompt_ids[::-1].index(self._think_end)
-            token_ids = [*prompt_ids[behind:], *token_ids]
-        content = "".join(delta.text for delta in self._said if isinstance(delta, Content))
-        calls = []
-        for start in self._said:
-            if isinstance(start, CallStart):
-                fragments = [
-                    delta.text
-                    for delta in self._said
-                    if isinstance(delta, CallArguments) and delta.index == start.index
-                ]
-                calls.append((start.id, start.name, "".join(fragments)))
-        return SampledTurn(tuple(token_ids), content, tuple(calls))
+        content: list[str] = []
+        calls: list[tuple[CallStart, list[str]]] = []
+        for delta in self._said:
+            if isinstance(delta, Content):
+                content.append(delta.text)
+            elif isinstance(delta, CallStart):
+                calls.append((delta, []))
+            elif isinstance(delta, CallArguments):
+                calls[-1][1].append(delta.text)
+        return SampledTurn(
+            tuple(self._sampled),
+            "".join(content),
+            tuple((call.id, call.name, "".join(fragments)) for call, fragments in calls),
+        )
 
     def _take(self, token_id: int) -> None:
         if token_id != self._eos:
@@ -196,7 +191,7 @@ class OutputParser:
             return
         if self._state is _State.REASONING:
             self.num_reasoning_tokens += 1
-        if text := self._decoder.decode(self._tokenizer.token_bytes((token_id,))):
+        if text := self._detokenizer.push((token_id,)):
             self._text(text)
 
     def _text(self, text: str) -> None:
@@ -237,7 +232,7 @@ class OutputParser:
         """Take an added token: none of them is ever text."""
         if token_id not in (self._think_start, self._think_end, self._dsml):
             return
-        if rest := self._decoder.decode(b"", final=True):
+        if rest := self._detokenizer.finish():
             self._text(rest)
         tag_start, self._tag_start = self._tag_start, ""
         if self._tag is not None:
@@ -286,12 +281,12 @@ class OutputParser:
 
     def _flush(self, is_cut: bool) -> None:
         """Release what is held back; a tag that was not finished is none."""
-        if rest := self._decoder.decode(b"", final=True):
+        if rest := self._detokenizer.finish():
             self._text(rest)
         if self._state is _State.CALLS and not self._calls.num_calls and not is_cut:
             self._note_dropped_block()
         # What may be the start of a tag is text, unless the rest of the tag was cut off.
-        if self._tag is None and not (is_cut and self._prompt.tools):
+        if self._tag is None and not (is_cut and self._reads_calls):
             self._route(self._tag_start)
         if self._state is _State.CALLS:
             self._calls.cut() if is_cut else self._calls.finish()
