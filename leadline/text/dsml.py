@@ -63,12 +63,11 @@ class TagReader:
     def push(self, text: str) -> tuple[Tag, str] | None:
         """The tag and the text behind it, once ``>`` has come."""
         self._head += text
-        if ">" in text:
-            if match := _HEAD.match(self._head):
-                return self._split(match.end())
-            if "\n" in self._head[self._head.index(">") :]:  # a quote was left open
-                return self.close()
-        return self.close() if len(self._head) > _MAX_HEAD else None
+        if ">" in text and (match := _HEAD.match(self._head)):
+            return self._split(match.end())
+        bracket = self._head.find(">")
+        is_open_quote = bracket >= 0 and "\n" in self._head[bracket:]
+        return self.close() if is_open_quote or len(self._head) > _MAX_HEAD else None
 
     def close(self) -> tuple[Tag, str]:
         """What can be made of a tag that does not end as it should."""
