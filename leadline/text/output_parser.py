@@ -7,7 +7,9 @@ reasoning and tool calls count only as their single ids; spelled with ordinary t
 from __future__ import annotations
 
 import enum
+import io
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +19,6 @@ from typing import Literal
 from leadline.core.request import FinishReason, SamplingParams, TokenOutput
 from leadline.text.chat import (
     AnswerStart,
-    CallArguments,
     CallStart,
     ChatPrompt,
     Content,
@@ -103,15 +104,16 @@ class OutputParser:
         self._prompt = prompt
         self._sampling = sampling
         self._eos = tokenizer.eos_token_id
+        self._added = tokenizer.added_ids
         self._think_start = tokenizer.marker_id(THINK_START)
         self._think_end = tokenizer.marker_id(THINK_END)
         self._dsml = tokenizer.marker_id(DSML)
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
         self._state = _STATE_AT.get(prompt.start, _State.CONTENT)
         self._deltas: list[Delta] = []
-        self._said: list[Delta] = []
-        self._sampled: list[int] = []
-        # Whether ``sampled`` can stand in a prompt as the whole turn behind its reasoning.
+        self._said = io.StringIO()  # all content
+        self._sampled = array("I")
+        # Whether the sampled ids can stand in a prompt as the whole turn behind its reasoning.
         self._is_whole_turn = prompt.start is not AnswerStart.CONTENT_CONTINUED
         self._reads_calls = bool(prompt.tools) and prompt.start is not AnswerStart.PLAIN
         self._as_text: tuple[int, ...] = ()
@@ -127,11 +129,11 @@ class OutputParser:
         # Where no call can follow, nothing waits: a stop string of newlines is found at once.
         self._content_blanks = _Blanks(None if self._reads_calls else "", at_start=is_new)
         self._stop = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
-        max_calls = None if prompt.tools else 0
-        if prompt.tools and (prompt.tool_choice.mode == "named" or not prompt.tool_choice.parallel):
-            max_calls = 1
         self._calls = ToolCallReader(
-            prompt.tools, max_calls=max_calls, coerces=options.coerces, emit=self._deltas.append
+            prompt.tools,
+            max_calls=_max_calls(prompt),
+            coerces=options.coerces,
+            emit=self._deltas.append,
         )
 
     def push(self, output: TokenOutput) -> list[Delta]:
@@ -156,8 +158,6 @@ class OutputParser:
         self._deltas.clear()
         if len(deltas) > 1:
             deltas = list(_merge(deltas))
-        if self._state is not _State.REASONING:
-            self._said += deltas
         return deltas
 
     def sampled_turn(self) -> SampledTurn | None:
@@ -168,25 +168,13 @@ class OutputParser:
         """
         if self.finish_reason != "tool_calls" or not self._is_whole_turn or self._calls.num_ignored:
             return None
-        content: list[str] = []
-        calls: list[tuple[CallStart, list[str]]] = []
-        for delta in self._said:
-            if isinstance(delta, Content):
-                content.append(delta.text)
-            elif isinstance(delta, CallStart):
-                calls.append((delta, []))
-            elif isinstance(delta, CallArguments):
-                calls[-1][1].append(delta.text)
-        return SampledTurn(
-            tuple(self._sampled),
-            "".join(content),
-            tuple((call.id, call.name, "".join(fragments)) for call, fragments in calls),
-        )
+        calls = [(call.id, call.name, call.arguments.getvalue()) for call in self._calls.calls]
+        return SampledTurn(tuple(self._sampled), self._said.getvalue(), tuple(calls))
 
     def _take(self, token_id: int) -> None:
         if token_id != self._eos:
             self._sampled.append(token_id)
-        if token_id in self._tokenizer.added_ids and token_id not in self._as_text:
+        if token_id in self._added and token_id not in self._as_text:
             self._marker(token_id)
             return
         if self._state is _State.REASONING:
@@ -226,6 +214,7 @@ class OutputParser:
 
     def _emit_content(self, text: str) -> None:
         if text:
+            self._said.write(text)
             self._deltas.append(Content(text))
 
     def _marker(self, token_id: int) -> None:
@@ -235,6 +224,8 @@ class OutputParser:
         if rest := self._detokenizer.finish():
             self._text(rest)
         tag_start, self._tag_start = self._tag_start, ""
+        if token_id == self._dsml and not tag_start:
+            return  # only "<" or "</" before it makes it a tag
         if self._tag is not None:
             self._finish_tag(*self._tag.close())
         if token_id == self._dsml:
@@ -246,7 +237,7 @@ class OutputParser:
             self._state = _State.CONTENT
             self._reasoning_blanks.drop()
             self._content_blanks.at_start = True
-            self._sampled.clear()
+            del self._sampled[:]
         elif token_id == self._think_start and self._state is _State.CONTENT:
             self._state = _State.REASONING
             self._reasoning_blanks.at_start = True
@@ -277,24 +268,28 @@ class OutputParser:
         if is_cut:
             self.finish_reason = "length"
         else:
-            self.finish_reason = "tool_calls" if self._calls.num_calls else "stop"
+            self.finish_reason = "tool_calls" if self._calls.calls else "stop"
 
     def _flush(self, is_cut: bool) -> None:
         """Release what is held back; a tag that was not finished is none."""
         if rest := self._detokenizer.finish():
             self._text(rest)
-        if self._state is _State.CALLS and not self._calls.num_calls and not is_cut:
-            self._note_dropped_block()
-        # What may be the start of a tag is text, unless the rest of the tag was cut off.
-        if self._tag is None and not (is_cut and self._reads_calls):
+        # Where calls are read, half a tag is no text if the rest was cut off, nor is half a block
+        # a fault.
+        may_be_half = is_cut and self._reads_calls
+        if self._tag_start and self._tag is None and not may_be_half:
             self._route(self._tag_start)
-        if self._state is _State.CALLS:
-            self._calls.cut() if is_cut else self._calls.finish()
-            return
-        if text := self._reasoning_blanks.drop():
-            self._deltas.append(Reasoning(text))
-        self._content(self._content_blanks.drop())
-        self._emit_content(self._stop.finish())
+        if self._state is _State.CALLS and not self._calls.calls and not may_be_half:
+            self._note_dropped_block()
+        if self._state is not _State.CALLS:
+            if text := self._reasoning_blanks.drop():
+                self._deltas.append(Reasoning(text))
+            self._content(self._content_blanks.drop())
+            self._emit_content(self._stop.finish())
+        elif is_cut:
+            self._calls.cut()
+        else:
+            self._calls.finish()
 
     def _note_dropped_block(self) -> None:
         fault = Fault.BLOCK_WITHOUT_CALL if self._prompt.tools else Fault.BLOCK_WITHOUT_TOOLS
@@ -303,6 +298,7 @@ class OutputParser:
 
     def _note_failure(self, error: Exception) -> None:
         self.faults[Fault.INTERNAL_ERROR] += 1
+        self._tag = None  # else a tag that cannot be read would swallow the rest
         # The message may quote the answer, which only a debug line may.
         logger.error("the output parser failed (%s); the stream goes on", type(error).__name__)
         logger.debug("the output parser failed", exc_info=error)
@@ -342,6 +338,14 @@ class _Blanks:
         held = "".join(self._held)
         self._held.clear()
         return held
+
+
+def _max_calls(prompt: ChatPrompt) -> int | None:
+    """How many calls a client is told of; None is all (serving-api 3.7, 5.2)."""
+    if not prompt.tools:
+        return 0
+    is_single = prompt.tool_choice.mode == "named" or not prompt.tool_choice.parallel
+    return 1 if is_single else None
 
 
 def _merge(deltas: list[Delta]) -> Iterator[Delta]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from leadline.text.chat import CallArguments, CallStart, Tool
 from leadline.text.dsml import Tag, TagKind
@@ -11,6 +13,15 @@ from leadline.text.tool_arguments import ArgumentsWriter
 
 # Random bytes of a call's id: it guards what ``text`` remembers about the call (C12).
 _ID_BYTES = 16
+
+
+@dataclass(slots=True)
+class SentCall:
+    """A call as far as it was reported; ``arguments`` holds what its fragments say."""
+
+    id: str
+    name: str
+    arguments: io.StringIO = field(default_factory=io.StringIO)
 
 
 class ToolCallReader:
@@ -21,7 +32,7 @@ class ToolCallReader:
     dropped.
 
     Attributes:
-        num_calls: calls that were reported.
+        calls: those that were reported.
         num_ignored: calls beyond the limit.
     """
 
@@ -40,7 +51,7 @@ class ToolCallReader:
             coerces: whether declared types win over what the model says.
             emit: takes what is to be sent.
         """
-        self.num_calls = 0
+        self.calls: list[SentCall] = []
         self.num_ignored = 0
         self._schemas = {tool.name: tool.parameters for tool in tools}
         self._max_calls = max_calls
@@ -77,12 +88,12 @@ class ToolCallReader:
             self._arguments = None
 
     def _start(self, name: str) -> None:
-        if self._max_calls is not None and self.num_calls >= self._max_calls:
+        if self._max_calls is not None and len(self.calls) >= self._max_calls:
             self.num_ignored += 1
             return
-        call_id = f"call_{secrets.token_hex(_ID_BYTES)}"
-        self._emit(CallStart(self.num_calls, call_id, name))
-        self.num_calls += 1
+        call = SentCall(f"call_{secrets.token_hex(_ID_BYTES)}", name)
+        self._emit(CallStart(len(self.calls), call.id, name))
+        self.calls.append(call)
         self._arguments = ArgumentsWriter(self._schemas.get(name), coerces=self._coerces)
 
     def _parameter(self, tag: Tag) -> None:
@@ -100,4 +111,5 @@ class ToolCallReader:
 
     def _send(self, fragment: str) -> None:
         if fragment:
-            self._emit(CallArguments(self.num_calls - 1, fragment))
+            self.calls[-1].arguments.write(fragment)
+            self._emit(CallArguments(len(self.calls) - 1, fragment))

@@ -84,7 +84,7 @@ def test_c19_c20_c22_corpus_gives_the_intended_answer(tokenizer: Tokenizer) -> N
 
 
 def test_c25_answers_cut_at_any_token_are_beginnings_of_the_whole(tokenizer: Tokenizer) -> None:
-    for script in CORPUS[:24]:
+    for script in CORPUS[:10]:
         ids = tokenizer.encode(script.text)
         whole = read(tokenizer, ids, start=script.start)
         for end in range(len(ids)):
@@ -285,6 +285,13 @@ def test_item_71_markers_spelled_by_ordinary_tokens_are_text(
     ids = [id for character in f"a{marker}b" for id in tokenizer.encode(character)]
     answer = read(tokenizer, ids, start=start, sizes=repeat(1))
     assert answer.reasoning + answer.content == f"a{marker}b"
+
+
+def test_marker_without_a_bracket_before_it_is_no_tag(tokenizer: Tokenizer) -> None:
+    answer = one_by_one(tokenizer, f"the {DSML} tool > that{DSML}")
+    assert (answer.content, answer.parser.finish_reason) == ("the  tool > that", "stop")
+    doubled = f'<{DSML}{DSML} invoke name="run">'
+    assert one_by_one(tokenizer, doubled).calls == [("run", "{}")]
 
 
 def test_reasoning_tokens_are_those_before_the_marker(tokenizer: Tokenizer) -> None:
