@@ -17,8 +17,8 @@ _TYPE_OF_FIRST = {
     "f": "boolean",
     "n": "null",
 }
-# References and unions are followed this deep; a schema may refer to itself.
-_MAX_DEPTH = 8
+# References and unions are followed this deep.
+_MAX_DEPTH = 16
 # Names under which models wrap all arguments into one.
 _WRAPPERS = ("arguments", "input")
 # Characters of a string that may wait for a repetition of their parameter.
@@ -203,23 +203,29 @@ def json_type(text: str) -> str | None:
 
 def declared_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """JSON types that a tool's schema allows for a property; empty if it does not say clearly."""
-    return _types_of(_properties(schema).get(name), schema, 0)
+    return _types_of(_properties(schema).get(name), schema, {}, 0)
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _types_of(
+    schema: Any, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int
+) -> frozenset[str]:
+    """``known``: types behind references; each is followed once, so that none costs much."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
-        return _types_of(_resolve(reference, root), root, depth + 1)
-    branches = schema.get("anyOf") or schema.get("oneOf")
+        if reference not in known:
+            known[reference] = frozenset()  # in case it leads back to itself
+            known[reference] = _types_of(_resolve(reference, root), root, known, depth + 1)
+        return known[reference]
     kinds = schema.get("type")
+    branches = schema.get("anyOf") or schema.get("oneOf") or _only(schema.get("allOf"))
     if isinstance(kinds, str):
         types = frozenset({kinds})
     elif isinstance(kinds, (list, tuple)):
         types = frozenset(kind for kind in kinds if isinstance(kind, str))
     elif isinstance(branches, (list, tuple)):
-        known = [_types_of(branch, root, depth + 1) for branch in branches]
-        types = frozenset().union(*known) if all(known) else frozenset()
+        parts = [_types_of(branch, root, known, depth + 1) for branch in branches]
+        types = frozenset().union(*parts) if all(parts) else frozenset()
     else:
         return frozenset()
     if not types <= _JSON_TYPES:
@@ -227,6 +233,11 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
     if schema.get("nullable") is True:  # OpenAPI's spelling
         types |= {"null"}
     return types | {"integer"} if "number" in types else types
+
+
+def _only(branches: Any) -> Any:
+    """A list of one, which schema writers wrap around references; None for any other."""
+    return branches if isinstance(branches, (list, tuple)) and len(branches) == 1 else None
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:

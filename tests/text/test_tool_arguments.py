@@ -24,13 +24,20 @@ SCHEMA: dict[str, Any] = {
         "other": {"$ref": "#/$defs/Other"},
         "nullable": {"type": "boolean", "nullable": True},
         "loop": {"$ref": "#/properties/loop"},
+        "wrapped": {"allOf": [{"$ref": "#/$defs/Other"}]},
+        "wide": {"oneOf": [{"$ref": "#/$defs/Wide"}] * 50},
         "vague": {"anyOf": [{"type": "integer"}, {"description": "anything"}]},
         "lost": {"$ref": "#/$defs/Missing/x"},
         "remote": {"$ref": "https://example.com/schema"},
         "strange": {"type": "any"},
         "bare": True,
     },
-    "$defs": {"Other": {"type": "object"}},
+    "$defs": {
+        "Other": {"type": "object"},
+        "Wide": {"anyOf": [{"$ref": "#/$defs/Wider"}] * 50},
+        "Wider": {"anyOf": [{"$ref": "#/$defs/Widest"}] * 50},
+        "Widest": {"anyOf": [{"$ref": "#/$defs/Other"}, {"type": "null"}] * 50},
+    },
 }
 
 
@@ -52,6 +59,8 @@ def write(*parameters: tuple[str, bool, str], schema: Any = SCHEMA, coerces: boo
         ("either", {"string", "integer"}),
         ("other", {"object"}),
         ("nullable", {"boolean", "null"}),
+        ("wrapped", {"object"}),
+        ("wide", {"object", "null"}),
         *[(name, set()) for name in ("loop", "vague", "lost", "remote", "strange", "bare", "no")],
     ],
 )
