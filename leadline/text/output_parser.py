@@ -83,7 +83,7 @@ class OutputParser:
         finish_reason: None while the choice runs. A stop string sets it before the engine does:
             the caller then closes its stream of outputs.
         stop_reason: the stop string or stop token id that ended the choice; None for the end
-            token, for calls and for length.
+            token and for length.
         faults: how often what went wrong.
     """
 
