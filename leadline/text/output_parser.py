@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Literal
 
 from leadline.core.request import FinishReason, SamplingParams, TokenOutput
+from leadline.text.blanks import Blanks
 from leadline.text.chat import (
     AnswerStart,
     CallStart,
@@ -125,9 +126,9 @@ class OutputParser:
         self._tag: TagReader | None = None
         continued = (AnswerStart.REASONING_CONTINUED, AnswerStart.CONTENT_CONTINUED)
         is_new = prompt.start not in (*continued, AnswerStart.PLAIN)
-        self._reasoning_blanks = _Blanks("\n", at_start=is_new)
+        self._reasoning_blanks = Blanks("\n", at_start=is_new)
         # Where no call can follow, nothing waits: a stop string of newlines is found at once.
-        self._content_blanks = _Blanks(None if self._reads_calls else "", at_start=is_new)
+        self._content_blanks = Blanks(None if self._reads_calls else "", at_start=is_new)
         self._stop = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
         self._calls = ToolCallReader(
             prompt.tools,
@@ -302,42 +303,6 @@ class OutputParser:
         # The message may quote the answer, which only a debug line may.
         logger.error("the output parser failed (%s); the stream goes on", type(error).__name__)
         logger.debug("the output parser failed", exc_info=error)
-
-
-class _Blanks:
-    """Holds back the blanks at the end of a text until more of it follows.
-
-    Attributes:
-        at_start: newlines are dropped until anything else comes.
-    """
-
-    def __init__(self, blanks: str | None, *, at_start: bool) -> None:
-        """``blanks``: the characters that are held back; None is all white space."""
-        self.at_start = at_start
-        self._blanks = blanks
-        self._held: list[str] = []
-
-    def push(self, text: str) -> str:
-        """The text that is surely part of it."""
-        if self.at_start:
-            text = text.lstrip("\n")
-            self.at_start = not text
-        shown = text.rstrip(self._blanks)
-        if shown == text and not self._held:
-            return text
-        held = text[len(shown) :]
-        if shown:
-            shown = "".join([*self._held, shown])
-            self._held.clear()
-        if held:
-            self._held.append(held)
-        return shown
-
-    def drop(self) -> str:
-        """The blanks that were held back, which are forgotten."""
-        held = "".join(self._held)
-        self._held.clear()
-        return held
 
 
 def _max_calls(prompt: ChatPrompt) -> int | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from leadline.text.blanks import Blanks
+
 _JSON_TYPES = frozenset({"string", "boolean", "integer", "number", "object", "array", "null"})
 _TYPE_OF_FIRST = {
     "{": "object",
@@ -37,6 +39,7 @@ class _Parameter:
     Attributes:
         types: declared JSON types; empty where they are not known.
         may_flow: it will be a JSON string, whatever follows.
+        newlines: those at its end: without a closing tag they only separate it from what follows.
         pieces: text that was not sent.
     """
 
@@ -44,6 +47,7 @@ class _Parameter:
     is_string: bool
     types: frozenset[str]
     may_flow: bool
+    newlines: Blanks = field(default_factory=lambda: Blanks("\n"))
     pieces: list[str] = field(default_factory=list)
     num_held: int = 0
 
@@ -86,12 +90,13 @@ class ArgumentsWriter:
 
     def push(self, text: str) -> str:
         """Take text of the open parameter, or of the call's body where none is open."""
-        if self._flows:
-            return _escape(text)
         parameter = self._open
         if parameter is None:
             self._body.append(text)
             return ""
+        text = parameter.newlines.push(text)
+        if self._flows:
+            return _escape(text)
         parameter.pieces.append(text)
         parameter.num_held += len(text)
         if parameter.num_held <= _MAX_HELD or not parameter.may_flow:
@@ -99,14 +104,17 @@ class ArgumentsWriter:
         self._flows = True
         return self._send_open(parameter)
 
-    def close(self) -> str:
-        """End the open parameter, if any."""
+    def close(self, *, is_explicit: bool = False) -> str:
+        """End the open parameter, if any; newlines at its end are its own before a closing tag."""
         parameter, self._open = self._open, None
+        if parameter is None:
+            return ""
+        newlines = parameter.newlines.drop() if is_explicit else ""
         if self._flows:
             self._flows = False
-            return '"'
-        if parameter is not None and parameter.name not in self._sent:
-            text = "".join(parameter.pieces)
+            return _escape(newlines) + '"'
+        if parameter.name not in self._sent:
+            text = "".join([*parameter.pieces, newlines])
             self._waiting[parameter.name] = to_json(
                 text, is_string=parameter.is_string, types=parameter.types
             )

@@ -102,7 +102,7 @@ class ToolCallReader:
             return
         name = tag.attributes.get("name")
         if tag.is_closing or not name:
-            self._send(arguments.close())
+            self._send(arguments.close(is_explicit=tag.is_closing))
             return
         is_string = tag.attributes.get("string", "").lower() == "true"
         self._send(arguments.open(name, is_string=is_string))

@@ -294,7 +294,10 @@ class _DamagedBlock(_Block):
         if string:
             attributes.append(f"string={quote}{string}{quote}")
         self.rng.shuffle(attributes)
-        closing = self.rng.choice([f"</{DSML}{word}>", f"</{DSML}{word}>\n\n", ""])
+        closings = [f"</{DSML}{word}>", f"</{DSML}{word}>\n\n"]
+        if not spelling.endswith("\n"):  # else nobody could tell where it ends
+            closings += ["", "\n"]
+        closing = self.rng.choice(closings)
         return f"<{DSML}{word} {' '.join(attributes)}>{spelling}{closing}"
 
 

@@ -46,7 +46,8 @@ def write(*parameters: tuple[str, bool, str], schema: Any = SCHEMA, coerces: boo
     writer = ArgumentsWriter(schema, coerces=coerces)
     text = ""
     for name, is_string, value in parameters:
-        text += writer.open(name, is_string=is_string) + writer.push(value) + writer.close()
+        text += writer.open(name, is_string=is_string) + writer.push(value)
+        text += writer.close(is_explicit=True)
     return text + writer.finish()
 
 
@@ -198,6 +199,16 @@ def test_other_parameters_are_not_unwrapped(parameters: Any, schema: Any) -> Non
 def test_body_that_is_a_json_object_is_the_arguments(body: str, want: str) -> None:
     writer = ArgumentsWriter(SCHEMA, coerces=True)
     assert "".join(writer.push(character) for character in body) + writer.finish() == want
+
+
+@pytest.mark.parametrize("value", ["a", "long " * 50 + "a"], ids=["short", "long"])
+def test_newlines_before_a_closing_tag_are_kept_and_before_another_tag_dropped(value: str) -> None:
+    closed = write(("text", True, f"{value}\n\n"))
+    assert parse_arguments(closed) == {"text": f"{value}\n\n"}
+    writer = ArgumentsWriter(SCHEMA, coerces=True)
+    text = writer.open("text", is_string=True) + writer.push(f"{value}\n\n")
+    text += writer.open("either", is_string=True) + writer.push("b\n") + writer.finish()
+    assert parse_arguments(text) == {"text": value, "either": "b"}
 
 
 def test_text_between_parameters_is_dropped() -> None:
