@@ -159,9 +159,8 @@ def _tool_block(
     prompt: ChatPrompt, tokenizer: Tokenizer, strict_level: str, tags: ToolTags
 ) -> ToolBlock | None:
     choice = prompt.tool_choice
-    tools = [tool for tool in prompt.tools if choice.allowed is None or tool.name in choice.allowed]
-    if choice.mode == "named":
-        tools = [tool for tool in prompt.tools if tool.name == choice.name]
+    allowed = (choice.name,) if choice.mode == "named" else choice.allowed
+    tools = {i: t for i, t in enumerate(prompt.tools) if allowed is None or t.name in allowed}
     if not tools or choice.mode == "none" or prompt.start is AnswerStart.PLAIN:
         return None
     return ToolBlock(

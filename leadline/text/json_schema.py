@@ -18,25 +18,18 @@ _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "depe
 _SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "not", "if", "then", "else", "contains", "additionalProperties")
 # Keywords that allow every value.
-_ANNOTATIONS = frozenset(
-    [
-        "$comment",
-        "$defs",
-        "$id",
-        "$schema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "example",
-        "examples",
-        "readOnly",
-        "title",
-        "writeOnly",
-        "x-guidance",
-    ]
-)
-_PLAIN_OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+_DEFINITIONS = frozenset({"$comment", "$defs", "$id", "$schema", "definitions"})
+_ANNOTATIONS = _DEFINITIONS | {"default", "deprecated", "description", "examples", "title"}
+# Keywords of an object that say more of its properties than can be said of each on its own.
+_JOINT = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const"}) | {
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+}
 # How far unions of unions are taken apart.
 _MAX_UNIONS = 8
 # Inside a JSON value each gap holds one of: nothing, a space, a line break with an indent. The
@@ -117,9 +110,10 @@ def close_schema(schema: Any) -> Any:
             closed[key] = [close_schema(part) for part in value]
         else:
             closed[key] = close_schema(value) if key in _SCHEMAS else value
-    if schema.get("type") == "object" or "properties" in schema:
+    if schema.get("type") == "object":
         closed.setdefault("properties", {})
-        closed |= {"additionalProperties": False, "required": list(closed["properties"])}
+    if isinstance(properties := closed.get("properties"), Mapping):
+        closed |= {"additionalProperties": False, "required": list(properties)}
     return closed
 
 
@@ -132,25 +126,28 @@ def json_rule(schema: Schema, *, lenient: bool = False) -> str:
     """
     if schema is False:
         return "%json false"
-    options = {"whitespace_pattern": _WHITESPACE, "lenient": lenient}
+    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
+    if lenient:
+        options["lenient"] = True
     return "%json " + json.dumps({**({} if schema is True else schema), "x-guidance": options})
 
 
 def property_names(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The only names that properties of an object can have; None when others may come too."""
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or unenforced_keywords(schema):
+    if "properties" not in schema or joint_keywords(schema):
         return None
-    return tuple(properties)
+    return tuple(schema["properties"])
 
 
-def unenforced_keywords(schema: Mapping[str, Any]) -> list[str]:
-    """What keeps an object's properties from being listed one by one."""
-    keywords = [key for key in schema if key not in _PLAIN_OBJECT]
+def joint_keywords(schema: Mapping[str, Any]) -> list[str]:
+    """What keeps an object's schema from being enforced property by property."""
+    keywords = [key for key in schema if key in _JOINT]
     if schema.get("additionalProperties"):
         keywords.append("additionalProperties")
     if schema.get("type", "object") != "object":
         keywords.append("type")
+    if not isinstance(schema.get("properties", {}), Mapping):
+        keywords.append("properties")
     return keywords
 
 
@@ -172,22 +169,27 @@ def value_forms(
     keywords = schema.keys() - _ANNOTATIONS
     if not keywords:
         return [Text(), True]
-    if keywords == {"anyOf"} and unions:
-        parts = schema["anyOf"]
+    parts = schema.get("anyOf")
+    if keywords == {"anyOf"} and isinstance(parts, list) and unions:
         return [form for part in parts for form in value_forms(part, root, unions=unions - 1)]
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
-    if keywords <= {"type", "enum", "const"} and keywords & {"enum", "const"}:
-        return list(_constant_forms(schema, types))
-    if "string" in types and keywords <= {"type", "minLength", "maxLength"}:
-        text = Text(None, schema.get("minLength", 0), schema.get("maxLength"))
+    if keywords == {"const"} or keywords == {"type", "const"}:
+        return list(_constant_forms([schema["const"]], types))
+    if keywords <= {"type", "enum"} and isinstance(schema.get("enum"), list):
+        return list(_constant_forms(schema["enum"], types))
+    lengths = (schema.get("minLength", 0), schema.get("maxLength"))
+    if (
+        keywords <= {"type", "minLength", "maxLength"}
+        and "string" in types
+        and all(length is None or (type(length) is int and length >= 0) for length in lengths)
+    ):
         others = [kind for kind in types if kind != "string"]
-        return [text, {"type": others}] if others else [text]
+        return [Text(None, *lengths), {"type": others}] if others else [Text(None, *lengths)]
     return [_standalone(schema, root)]
 
 
-def _constant_forms(schema: Mapping[str, Any], types: list[Any]) -> Iterator[Text | Schema]:
-    values = [schema["const"]] if "const" in schema else schema["enum"]
+def _constant_forms(values: list[Any], types: list[Any]) -> Iterator[Text | Schema]:
     strings = tuple(value for value in values if isinstance(value, str))
     if strings and (types == [None] or "string" in types):
         yield Text(strings)

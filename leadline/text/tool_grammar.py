@@ -18,9 +18,9 @@ from leadline.text.json_schema import (
     check_schema,
     close_schema,
     invalid,
+    joint_keywords,
     json_rule,
     property_names,
-    unenforced_keywords,
     value_forms,
 )
 
@@ -42,7 +42,7 @@ class ToolBlock:
     """Lark grammars that end with a tool block, for the places where one can begin.
 
     Args:
-        tools: those that may be called, at least one.
+        tools: those that may be called, at least one, by their place in the request.
         marker_id: of the DSML marker.
         one_call: the block closes after the first call.
         strict_arguments: arguments of every tool are constrained, as far as schemas allow.
@@ -53,7 +53,7 @@ class ToolBlock:
 
     def __init__(
         self,
-        tools: Sequence[Tool],
+        tools: Mapping[int, Tool],
         *,
         marker_id: int,
         tags: ToolTags,
@@ -64,7 +64,7 @@ class ToolBlock:
         self._head = _literal(f"{tags.calls}>\n")
         self._blank_line = f'"\\n\\n<" {marker}'
         rules = _CallRules(marker, tags)
-        calls = [rules.add_call(i, tool, strict_arguments) for i, tool in enumerate(tools)]
+        calls = [rules.add_call(i, tool, strict_arguments) for i, tool in tools.items()]
         self._rules = [
             f"calls: call{'' if one_call else '+'} {_literal('</')} {marker} "
             + _literal(f"{tags.calls}>"),
@@ -115,14 +115,14 @@ class _CallRules:
             check_schema(schema, param=where)
         if tool.strict:
             schema = close_schema({"type": "object", **schema})
-            if keywords := unenforced_keywords(schema):
+            if keywords := joint_keywords(schema):
                 raise invalid(
                     f"{where}: {keywords[0]!r} beside the properties of the strict tool "
                     f"{tool.name!r} cannot be enforced; leave it out, or strict",
                     where,
                 )
-        name = f"call_{index}"
         names = property_names(schema)
+        name = f"call_{index}"
         if names and (tool.strict or strict_arguments):
             parameters = self._schema_parameters(name, schema, lenient=not tool.strict)
         else:
@@ -146,7 +146,8 @@ class _CallRules:
 
     def _schema_parameters(self, call: str, schema: Mapping[str, Any], *, lenient: bool) -> str:
         """Parameters in the order of the schema, their values as it says."""
-        required = schema.get("required") or ()
+        required = schema.get("required")
+        required = required if isinstance(required, list) else []
         sequence: list[str] = []
         for i, (name, part) in enumerate(schema["properties"].items()):
             rule = f"{call}_{i}"
