@@ -124,12 +124,13 @@ def json_rule(schema: Schema, *, lenient: bool = False) -> str:
         schema: checked by ``check_schema``.
         lenient: keywords that cannot be enforced are ignored, instead of an error.
     """
-    if schema is False:
-        return "%json false"
+    schema = {} if schema is True else schema
+    if not isinstance(schema, Mapping):
+        return f"%json {json.dumps(schema)}"  # matches nothing, which is an error of the compiler
     options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
     if lenient:
         options["lenient"] = True
-    return "%json " + json.dumps({**({} if schema is True else schema), "x-guidance": options})
+    return "%json " + json.dumps({**schema, "x-guidance": options})
 
 
 def property_names(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -170,13 +171,13 @@ def value_forms(
     if not keywords:
         return [Text(), True]
     parts = schema.get("anyOf")
-    if keywords == {"anyOf"} and isinstance(parts, list) and unions:
+    if keywords == {"anyOf"} and isinstance(parts, list) and parts and unions:
         return [form for part in parts for form in value_forms(part, root, unions=unions - 1)]
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
-    if keywords == {"const"} or keywords == {"type", "const"}:
+    if "const" in keywords and keywords <= {"type", "const"}:
         return list(_constant_forms([schema["const"]], types))
-    if keywords <= {"type", "enum"} and isinstance(schema.get("enum"), list):
+    if keywords <= {"type", "enum"} and isinstance(schema.get("enum"), list) and schema["enum"]:
         return list(_constant_forms(schema["enum"], types))
     lengths = (schema.get("minLength", 0), schema.get("maxLength"))
     if (
