@@ -24,7 +24,7 @@ from leadline.text.tool_grammar import V41_TAGS, ToolBlock, ToolTags
 DSML = "｜DSML｜"
 THINK_END = "</think>"
 _REASONING = (AnswerStart.REASONING, AnswerStart.REASONING_CONTINUED)
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
 def content_constraint(structured: StructuredOutputs | None) -> str | None:
