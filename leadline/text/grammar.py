@@ -24,6 +24,8 @@ from leadline.text.tool_grammar import V41_TAGS, ToolBlock, ToolTags
 DSML = "｜DSML｜"
 THINK_END = "</think>"
 _REASONING = (AnswerStart.REASONING, AnswerStart.REASONING_CONTINUED)
+# Its translation to Lark takes time that grows with the square of the number of rules.
+MAX_GBNF_BYTES = 2**16
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
@@ -131,11 +133,12 @@ def lark_grammar(text: str, *, param: str) -> str:
     """A client's grammar in Lark's notation, whichever of the two it came in.
 
     Raises:
-        BadRequest: GBNF that cannot be read.
+        BadRequest: GBNF that cannot be read, or a text that is too long.
     """
     check_size(text, param=param)
     if not _GBNF_RULE.search(text):
         return text
+    check_size(text, param=param, limit=MAX_GBNF_BYTES)
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # the library raises the bare class too

@@ -83,14 +83,14 @@ def check_schema(schema: Schema, *, param: str) -> None:
     check_size(json.dumps(schema), param=param)
 
 
-def check_size(text: str, *, param: str) -> None:
+def check_size(text: str, *, param: str, limit: int = MAX_BYTES) -> None:
     """Check that a grammar of any notation is of a size that compiles in time.
 
     Raises:
-        BadRequest: more than ``MAX_BYTES``.
+        BadRequest: more than ``limit`` bytes.
     """
-    if (size := len(text.encode("utf-8", "replace"))) > MAX_BYTES:
-        raise invalid(f"{param} has {size} bytes; at most {MAX_BYTES} are allowed", param)
+    if (size := len(text.encode("utf-8", "replace"))) > limit:
+        raise invalid(f"{param} has {size} bytes; at most {limit} are allowed", param)
 
 
 def invalid(message: str, param: str) -> BadRequest:

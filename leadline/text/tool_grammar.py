@@ -100,11 +100,13 @@ class _CallRules:
         self._tags = tags
         self._end_call = f'"</" {marker} ' + _literal(f"{tags.invoke}>\n")
         self._open = f'"<" {marker}'
-        self.lines = [
-            'value: "true\\">" TEXT end_value | "false\\">" any_json "</" end_value',
+        self.lines: list[str] = []
+        self._names: dict[str, str] = {}
+        text = self._define("TEXT", _text_body(Text()))
+        any_json = self._define("any_json", json_rule(True))
+        self.lines += [
+            f'value: "true\\">" {text} end_value | "false\\">" {any_json} "</" end_value',
             f"end_value: {marker} " + _literal(f"{tags.parameter}>\n"),
-            r"TEXT: /(?s:.*)<\//",
-            f"any_json: {json_rule(True)}",
         ]
 
     def add_call(self, index: int, tool: Tool, strict_arguments: bool) -> str:
@@ -161,26 +163,28 @@ class _CallRules:
 
     def _values(self, rule: str, forms: Sequence[Text | Schema], *, lenient: bool) -> str:
         options: list[str] = []
-        schemas: list[Schema] = []
         for i, form in enumerate(forms):
             if isinstance(form, Text):
-                terminal = f"{rule.upper()}_{i}"
-                self.lines.append(f"{terminal}: {_text_pattern(form)} {_literal('</')}")
-                options.append(f'"true\\">" {terminal}')
+                text = self._define(f"{rule.upper()}_{i}", _text_body(form))
+                options.append(f'"true\\">" {text}')
             else:
-                schemas.append(form)
-        for i, schema in enumerate(schemas):
-            self.lines.append(f"{rule}_json_{i}: {json_rule(schema, lenient=lenient)}")
-            options.append(f'"false\\">" {rule}_json_{i} "</"')
+                value = self._define(f"{rule}_json_{i}", json_rule(form, lenient=lenient))
+                options.append(f'"false\\">" {value} "</"')
         return " | ".join(options)
 
+    def _define(self, name: str, body: str) -> str:
+        """The name of a rule with this body: an earlier one, so that grammars stay small."""
+        if body not in self._names:
+            self._names[body] = name
+            self.lines.append(f"{name}: {body}")
+        return self._names[body]
 
-def _text_pattern(text: Text) -> str:
+
+def _text_body(text: Text) -> str:
     if text.choices is not None:
-        return f"({' | '.join(map(_literal, text.choices))})"
-    if text.max_length is None:
-        return f"/(?s:.{{{text.min_length},}})/"
-    return f"/(?s:.{{{text.min_length},{text.max_length}}})/"
+        return f'({" | ".join(map(_literal, text.choices))}) "</"'
+    longest = "" if text.max_length is None else text.max_length
+    return rf"/(?s:.{{{text.min_length},{longest}}})<\//"
 
 
 def _literal(text: str) -> str:

@@ -403,6 +403,8 @@ def test_c43_bad_regex_and_grammar_are_errors_of_the_compiler(
         (StructuredOutputs(grammar='root ::= "a" missing'), "grammar"),
         (StructuredOutputs(grammar='root ::= "a'), "grammar"),
         (StructuredOutputs(grammar="x" * 2**21), "grammar"),
+        (StructuredOutputs(grammar='root ::= "x"\n' * 10_000), "grammar"),
+        (StructuredOutputs(grammar="root ::= " + "(" * 10_000), "grammar"),
         (StructuredOutputs(structural_tag="{"), "structural_tag"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
