@@ -30,8 +30,10 @@ _JOINT = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "enum", "con
     "dependentSchemas",
     "unevaluatedProperties",
 }
-# How far unions of unions are taken apart.
-_MAX_UNIONS = 8
+# Unions inside unions are taken apart this far, and only those of so many parts: references
+# would let a small schema grow without end.
+_MAX_UNIONS = 2
+_MAX_PARTS = 16
 # Inside a JSON value each gap holds one of: nothing, a space, a line break with an indent. The
 # longest gap is bounded, so a model cannot idle in whitespace (serving-api 9.4).
 _WHITESPACE = r" |\n[ \t]{0,32}"
@@ -171,7 +173,8 @@ def value_forms(
     if not keywords:
         return [Text(), True]
     parts = schema.get("anyOf")
-    if keywords == {"anyOf"} and isinstance(parts, list) and parts and unions:
+    parts = parts if isinstance(parts, list) and len(parts) <= _MAX_PARTS else []
+    if keywords == {"anyOf"} and parts and unions:
         return [form for part in parts for form in value_forms(part, root, unions=unions - 1)]
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]

@@ -1,7 +1,8 @@
 """Grammar of a tool block: markers and names always, arguments where a tool asks (5.2, C28, C29).
 
 The DSML marker is one token, so a block consists of ordinary text between marker tokens. Free
-text can never hold a marker: tokens of the added vocabulary match no text.
+text can never hold a marker, provided that the matcher's tokenizer holds every added token for
+special: most are not flagged so in ``tokenizer.json`` (serving-api 1.1).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from leadline.text.chat import Tool
 from leadline.text.json_schema import (
+    MAX_BYTES,
     Schema,
     Text,
     check_schema,
@@ -33,6 +35,11 @@ class ToolTags:
     invoke: str
     parameter: str
 
+
+# Of all rules for the values of strict tools: references repeat parts of a schema.
+MAX_RULE_BYTES = 4 * MAX_BYTES
+# Of parameter names; what lies beyond stays free, for a lexer takes no more than about twice that.
+MAX_NAME_BYTES = MAX_BYTES
 
 V4_TAGS = ToolTags("tool_calls", "invoke", "parameter")
 V41_TAGS = ToolTags(" calls", " invoke", " parameter")
@@ -102,6 +109,8 @@ class _CallRules:
         self._open = f'"<" {marker}'
         self.lines: list[str] = []
         self._names: dict[str, str] = {}
+        self._num_rule_bytes = 0
+        self._num_name_bytes = 0
         text = self._define("TEXT", _text_body(Text()))
         any_json = self._define("any_json", json_rule(True))
         self.lines += [
@@ -137,6 +146,9 @@ class _CallRules:
         """Parameters in any order; with none of them the call may hold an empty line (2.6)."""
         if names == ():
             return '"\\n"?'
+        self._num_name_bytes += sum(map(len, names or ()))
+        if self._num_name_bytes > MAX_NAME_BYTES:
+            names = None
         start, end = _literal(f'{self._tags.parameter} name="'), _literal('" string="')
         name = r"/[^\"\n]+/" if names is None else " | ".join(map(_literal, names))
         terminal = call.upper()
@@ -148,8 +160,8 @@ class _CallRules:
 
     def _schema_parameters(self, call: str, schema: Mapping[str, Any], *, lenient: bool) -> str:
         """Parameters in the order of the schema, their values as it says."""
-        required = schema.get("required")
-        required = required if isinstance(required, list) else []
+        listed = schema.get("required")
+        required = set(map(str, listed)) if isinstance(listed, list) else set()
         sequence: list[str] = []
         for i, (name, part) in enumerate(schema["properties"].items()):
             rule = f"{call}_{i}"
@@ -174,6 +186,9 @@ class _CallRules:
 
     def _define(self, name: str, body: str) -> str:
         """The name of a rule with this body: an earlier one, so that grammars stay small."""
+        self._num_rule_bytes += len(body)
+        if self._num_rule_bytes > MAX_RULE_BYTES:
+            raise invalid("the schemas of strict tools are too large together", "tools")
         if body not in self._names:
             self._names[body] = name
             self.lines.append(f"{name}: {body}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import random
@@ -206,6 +207,38 @@ def test_1024_tools_stay_within_the_parser_limits(tiny: Grammars) -> None:
     matcher = tiny.behind(block(tiny, *tools).behind_marker(), f" calls>\n<{DSML}")
     assert len(tiny.allowed(matcher)) > 0
     assert tiny.accepts(block(tiny, *tools).behind_marker(), text)
+
+
+def test_names_beyond_what_a_lexer_takes_stay_free(tiny: Grammars) -> None:
+    many: dict[str, Any] = {f"{'x' * 1000}_{i}": {} for i in range(2000)}
+    grammar = block(tiny, READ, Tool("big", parameters={"properties": many})).behind_marker()
+    assert not tiny.error(grammar)
+    assert tiny.accepts(grammar, calls(call("big", parameter("x", "y"))))
+    assert not tiny.allows(grammar, calls(call("read", parameter("x", "y"))))
+
+
+def references(depth: int) -> Any:
+    """A strict tool whose unions refer to each other, 16 times each."""
+    definitions: dict[str, Any] = {"0": {"enum": ["x" * 100, 1]}}
+    for i in range(depth):
+        definitions[f"{i + 1}"] = {"anyOf": [{"$ref": f"#/$defs/{i}"}] * 16}
+    properties = {f"p{i}": {"$ref": f"#/$defs/{depth}"} for i in range(100)}
+    return Tool("f", parameters={"properties": properties, "$defs": definitions}, strict=True)
+
+
+@pytest.mark.parametrize("depth", [2, 8, 50])
+def test_c43_references_do_not_grow_without_end(tiny: Grammars, depth: int) -> None:
+    with contextlib.suppress(BadRequest):  # one that names the limit will do too
+        assert len(block(tiny, references(depth)).inside()) < 2**23
+
+
+def test_c43_schemas_of_strict_tools_are_bounded_together(tiny: Grammars) -> None:
+    properties = {f"p{i}": {"$ref": "#/$defs/e"} for i in range(1000)}
+    definitions = {"e": {"enum": [f"value {i}" for i in range(10_000)]}}
+    schema = {"properties": properties, "$defs": definitions}
+    with pytest.raises(BadRequest, match="too large") as error:
+        block(tiny, Tool("f", parameters=schema, strict=True))
+    assert (error.value.param, error.value.code) == ("tools", "invalid_schema")
 
 
 STRICT_VALUES = [
