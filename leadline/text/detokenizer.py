@@ -22,8 +22,9 @@ class Detokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Text that ``token_ids`` complete; bytes of an unfinished character are held back."""
-        shown = [token_id for token_id in token_ids if token_id not in self._hidden]
-        return self._decoder.decode(self._tokenizer.token_bytes(shown))
+        if self._hidden:
+            token_ids = [token_id for token_id in token_ids if token_id not in self._hidden]
+        return self._decoder.decode(self._tokenizer.token_bytes(token_ids))
 
     def finish(self) -> str:
         """What is still held back: one U+FFFD for an unfinished character, else nothing."""
@@ -43,7 +44,6 @@ class StopStrings:
         self.matched: str | None = None
         self._stop = stop
         self._include = include
-        self._longest = max(map(len, stop), default=0)
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -58,17 +58,22 @@ class StopStrings:
             end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._include else start]
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self._stop):
-                self._held = text[-size:]
-                return text[:-size]
-        self._held = ""
-        return text
+        begun = min([_find_begun(stop, text) for stop in self._stop])
+        self._held = text[begun:]
+        return text[:begun]
 
     def finish(self) -> str:
         """The beginning of a stop string that never became one."""
         held, self._held = self._held, ""
         return held
+
+
+def _find_begun(stop: str, text: str) -> int:
+    """Where the end of ``text`` begins to spell ``stop``; its length if nowhere."""
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return at if at >= 0 else len(text)
 
 
 class TextOutput:

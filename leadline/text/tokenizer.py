@@ -23,6 +23,8 @@ class Tokenizer:
 
     Attributes:
         path: the file it was read from.
+        added_ids: ids of all added tokens: markers and placeholders, no ordinary text.
+        special_ids: those that the file flags as special, by far not all markers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -33,7 +35,8 @@ class Tokenizer:
             raise ConfigError(f"{path}: not a readable tokenizer.json ({error})") from error
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self._bytes = _TokenBytes(self._tokenizer, added.keys())
+        self.added_ids = frozenset(added)
+        self._bytes = _TokenBytes(self._tokenizer, self.added_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -88,10 +91,10 @@ class Tokenizer:
 class _TokenBytes(dict[int, bytes]):
     """Id -> bytes, filled as ids are met: a vocabulary has 129,280, an answer a few hundred."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, added: Iterable[int]) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, added: frozenset[int]) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._added = frozenset(added)
+        self._added = added
 
     def __missing__(self, token_id: int) -> bytes:
         text = self._tokenizer.id_to_token(token_id) or ""

@@ -14,8 +14,9 @@ from rich.console import Console
 from leadline.core.client import EngineClient
 from leadline.core.errors import EngineDead, LeadlineError
 from leadline.core.request import EngineRequest, SamplingParams
+from leadline.text.chat import ChatInput, Content, Delta, Reasoning
 from leadline.text.encoding import ChatEncoder
-from leadline.text.output_parser import Delta, OutputParser
+from leadline.text.output_parser import OutputParser
 
 GREETING = "Ctrl-C stops an answer. /reset begins anew, /exit ends."
 
@@ -60,12 +61,12 @@ class ChatSession:
             LeadlineError: the request cannot be served, and nothing was said.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = self._encoder.encode(asked, thinking=self._options.thinking)
+        prompt = self._encoder.encode(ChatInput(asked, thinking=self._options.thinking))
         limit = self._options.max_tokens or prompt.default_max_tokens(self._max_model_len)
         sampling = SamplingParams(
             temperature=self._options.temperature, top_p=self._options.top_p, max_tokens=limit
         )
-        parser = OutputParser(self._encoder, prompt, sampling)
+        parser = OutputParser(self._encoder.tokenizer, prompt, sampling)
         request = EngineRequest(uuid.uuid4().hex, prompt.token_ids, sampling)
         reply = {"role": "assistant", "content": "", "reasoning_content": ""}
         try:
@@ -74,8 +75,10 @@ class ChatSession:
                     if output.error:
                         raise LeadlineError(output.error)
                     for delta in parser.push(output):
-                        reply["content"] += delta.content or ""
-                        reply["reasoning_content"] += delta.reasoning_content or ""
+                        if isinstance(delta, Content):
+                            reply["content"] += delta.text
+                        elif isinstance(delta, Reasoning):
+                            reply["reasoning_content"] += delta.text
                         yield delta
         finally:
             # Also when the reader stopped in the middle: it knows this much of the answer.
@@ -134,11 +137,13 @@ async def _show(session: ChatSession, text: str, console: Console) -> None:
     is_reasoning = False
     async with aclosing(session.answer(text)) as deltas:
         async for delta in deltas:
-            if is_reasoning and delta.reasoning_content is None:
+            if not isinstance(delta, Reasoning | Content):  # no tools, no calls
+                continue
+            if is_reasoning and isinstance(delta, Content):
                 console.print("\n")
-            is_reasoning = delta.reasoning_content is not None
+            is_reasoning = isinstance(delta, Reasoning)
             console.print(
-                delta.reasoning_content or delta.content or "",
+                delta.text,
                 style="dim" if is_reasoning else None,
                 end="",
                 markup=False,

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("cpu_speed", "decode_profile", "replay_deviation", "scheduler_cost", "simulated_day")
+SCRIPTS = (
+    "cpu_speed",
+    "decode_profile",
+    "replay_deviation",
+    "scheduler_cost",
+    "simulated_day",
+    "streaming_cost",
+)
 
 
 def run(script: str, *options: str, folder: Path) -> dict[str, Any]:
@@ -108,3 +115,12 @@ def test_replay_deviates_less_by_its_upper_half(results: dict[str, dict[str, Any
         deviation = case["mean_deviation"]
         assert deviation["p0"] <= deviation["mean"] <= deviation["p90"] <= deviation["p100"]
         assert case["kl"]["p0"] >= 0
+
+
+def test_every_token_is_an_event_of_its_own(results: dict[str, dict[str, Any]]) -> None:
+    [front_end] = results["streaming_cost"]["results"].values()
+    assert front_end["events_per_token"]["median"] == 1
+    assert front_end["tokens_per_second"]["median"] > 0
+    for streams in (1, 64):
+        added = front_end[f"latency_{streams}"]
+        assert 0 < added["p50"] <= added["p99"] <= added["max"]

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from leadline.cli import bundled_model
 from leadline.core.errors import BadRequest, EngineDead
+from leadline.text.chat import Content, Delta, Reasoning
 from leadline.text.encoding import ChatEncoder
-from leadline.text.output_parser import Delta
 from leadline.text.tokenizer import Tokenizer
 from leadline.tools.chat import ChatOptions, ChatSession, run_chat
 from tests.serving.scripted import ScriptedEngine
@@ -44,11 +44,11 @@ async def ask(session: ChatSession, text: str) -> list[Delta]:
 
 
 def content_of(deltas: Iterable[Delta]) -> str:
-    return "".join(delta.content or "" for delta in deltas)
+    return "".join(delta.text for delta in deltas if isinstance(delta, Content))
 
 
 def reasoning_of(deltas: Iterable[Delta]) -> str:
-    return "".join(delta.reasoning_content or "" for delta in deltas)
+    return "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
 
 
 def lines_of(*lines: str | BaseException) -> Callable[[], Awaitable[str]]:
@@ -110,7 +110,7 @@ def test_an_answer_that_is_left_early_is_remembered_as_far_as_it_came(
     async def leave_after_the_first() -> str:
         async with aclosing(session.answer("count")) as deltas:
             async for delta in deltas:
-                return delta.content or ""
+                return content_of([delta])
         raise AssertionError("no delta came")
 
     first = asyncio.run(leave_after_the_first())

@@ -1,0 +1,252 @@
+"""JSON schemas that clients send: their limits, and the forms that values may take in a call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from leadline.core.errors import BadRequest
+
+Schema: TypeAlias = Mapping[str, Any] | bool
+
+MAX_BYTES = 2**20
+MAX_DEPTH = 64
+
+# Keywords whose value is a map from names to schemas: the map is no level of its own.
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "not", "if", "then", "else", "contains", "additionalProperties")
+# Keywords that allow every value.
+_DEFINITIONS = frozenset({"$comment", "$defs", "$id", "$schema", "definitions"})
+_ANNOTATIONS = _DEFINITIONS | {"default", "deprecated", "description", "examples", "title"}
+# Keywords of an object that say more of its properties than can be said of each on its own.
+_JOINT = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const"}) | {
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+}
+# Unions inside unions are taken apart this far, and only those of so many parts: references
+# would let a small schema grow without end.
+_MAX_UNIONS = 2
+_MAX_PARTS = 16
+# Inside a JSON value each gap holds one of: nothing, a space, a line break with an indent. The
+# longest gap is bounded, so a model cannot idle in whitespace (serving-api 9.4).
+_WHITESPACE = r" |\n[ \t]{0,32}"
+
+
+class Text(NamedTuple):
+    """Strings as a call shows them, without quotes and escapes.
+
+    Attributes:
+        choices: the only strings; None allows every one of a good length.
+    """
+
+    choices: tuple[str, ...] | None = None
+    min_length: int = 0
+    max_length: int | None = None
+
+
+def load_schema(given: Mapping[str, Any] | str | bool, *, param: str) -> Schema:
+    """A checked schema from an object or its text.
+
+    Raises:
+        BadRequest: no schema, or one beyond the limits.
+    """
+    schema: Any = given
+    if isinstance(given, str):
+        check_size(given, param=param)
+        try:
+            schema = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"{param} is not JSON: {error}", param) from None
+    if not isinstance(schema, Mapping | bool):
+        raise invalid(f"{param} is {schema!r}; a schema is an object or a boolean", param)
+    check_schema(schema, param=param)
+    return schema
+
+
+def check_schema(schema: Schema, *, param: str) -> None:
+    """Check nesting and size, which a compiler must not meet unbounded (C43).
+
+    Raises:
+        BadRequest: more than ``MAX_DEPTH`` schemas inside each other, or ``MAX_BYTES`` of text.
+    """
+    waiting: list[tuple[Any, int]] = [(schema, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise invalid(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
+        waiting += [(child, depth + 1) for child in _children(node)]
+    check_size(json.dumps(schema), param=param)
+
+
+def check_size(text: str, *, param: str, limit: int = MAX_BYTES) -> None:
+    """Check that a grammar of any notation is of a size that compiles in time.
+
+    Raises:
+        BadRequest: more than ``limit`` bytes.
+    """
+    if (size := len(text.encode("utf-8", "replace"))) > limit:
+        raise invalid(f"{param} has {size} bytes; at most {limit} are allowed", param)
+
+
+def invalid(message: str, param: str) -> BadRequest:
+    """The error of a schema, regular expression or grammar that cannot be used."""
+    return BadRequest(message, param=param, code="invalid_schema")
+
+
+def close_schema(schema: Any) -> Any:
+    """A schema whose objects hold exactly their declared properties (serving-api 2.4, C8)."""
+    if not isinstance(schema, Mapping):
+        return schema
+    closed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _SCHEMA_MAPS and isinstance(value, Mapping):
+            closed[key] = {name: close_schema(part) for name, part in value.items()}
+        elif key in _SCHEMA_LISTS and isinstance(value, Sequence):
+            closed[key] = [close_schema(part) for part in value]
+        else:
+            closed[key] = close_schema(value) if key in _SCHEMAS else value
+    if schema.get("type") == "object":
+        closed.setdefault("properties", {})
+    if isinstance(properties := closed.get("properties"), Mapping):
+        closed |= {"additionalProperties": False, "required": list(properties)}
+    return closed
+
+
+def json_rule(schema: Schema, *, lenient: bool = False) -> str:
+    """The right side of a Lark rule for the JSON values of a schema.
+
+    Args:
+        schema: checked by ``check_schema``.
+        lenient: keywords that cannot be enforced are ignored, instead of an error.
+    """
+    schema = {} if schema is True else schema
+    if not isinstance(schema, Mapping):
+        return f"%json {json.dumps(schema)}"  # matches nothing, which is an error of the compiler
+    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE}
+    if lenient:
+        options["lenient"] = True
+    return "%json " + json.dumps({**schema, "x-guidance": options})
+
+
+def property_names(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The only names that properties of an object can have; None when others may come too."""
+    if "properties" not in schema or joint_keywords(schema):
+        return None
+    return tuple(schema["properties"])
+
+
+def joint_keywords(schema: Mapping[str, Any]) -> list[str]:
+    """What keeps an object's schema from being enforced property by property."""
+    keywords = [key for key in schema if key in _JOINT]
+    if schema.get("additionalProperties"):
+        keywords.append("additionalProperties")
+    if schema.get("type", "object") != "object":
+        keywords.append("type")
+    if not isinstance(schema.get("properties", {}), Mapping):
+        keywords.append("properties")
+    return keywords
+
+
+def value_forms(
+    schema: Any, root: Mapping[str, Any], *, unions: int = _MAX_UNIONS
+) -> list[Text | Schema]:
+    """What a property's value may be: strings that need no quotes, and schemas of JSON values.
+
+    Strings with a pattern or a format stay JSON, where both can be enforced.
+
+    Args:
+        schema: of the property.
+        root: the schema that its references point into.
+        unions: how many more unions inside unions are taken apart.
+    """
+    schema = _resolve(schema, root)
+    if not isinstance(schema, Mapping):
+        return [Text(), True] if schema is True else [schema]
+    keywords = schema.keys() - _ANNOTATIONS
+    if not keywords:
+        return [Text(), True]
+    parts = schema.get("anyOf")
+    parts = parts if isinstance(parts, list) and len(parts) <= _MAX_PARTS else []
+    if keywords == {"anyOf"} and parts and unions:
+        return [form for part in parts for form in value_forms(part, root, unions=unions - 1)]
+    types = schema.get("type")
+    types = types if isinstance(types, list) else [types]
+    if "const" in keywords and keywords <= {"type", "const"}:
+        return list(_constant_forms([schema["const"]], types))
+    if keywords <= {"type", "enum"} and isinstance(schema.get("enum"), list) and schema["enum"]:
+        return list(_constant_forms(schema["enum"], types))
+    lengths = (schema.get("minLength", 0), schema.get("maxLength"))
+    if (
+        keywords <= {"type", "minLength", "maxLength"}
+        and "string" in types
+        and all(length is None or (type(length) is int and length >= 0) for length in lengths)
+    ):
+        others = [kind for kind in types if kind != "string"]
+        return [Text(None, *lengths), {"type": others}] if others else [Text(None, *lengths)]
+    return [_standalone(schema, root)]
+
+
+def _constant_forms(values: list[Any], types: list[Any]) -> Iterator[Text | Schema]:
+    strings = tuple(value for value in values if isinstance(value, str))
+    if strings and (types == [None] or "string" in types):
+        yield Text(strings)
+    others = [value for value in values if not isinstance(value, str)]
+    if others:
+        kinds = {} if types == [None] else {"type": types}
+        yield {**kinds, "enum": others}
+
+
+def _children(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key in _SCHEMA_MAPS and isinstance(value, Mapping):
+                yield from value.values()
+            elif isinstance(value, list):
+                yield from (item for item in value if isinstance(item, Mapping | list))
+            elif isinstance(value, Mapping):
+                yield value
+    elif isinstance(node, list):
+        yield from node
+
+
+def _resolve(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema that is only a reference refers to; itself where that cannot be found."""
+    seen: set[str] = set()
+    while isinstance(schema, Mapping) and schema.keys() - _ANNOTATIONS == {"$ref"}:
+        reference = schema["$ref"]
+        if not isinstance(reference, str) or not reference.startswith("#/") or reference in seen:
+            break
+        seen.add(reference)
+        target: Any = root
+        for step in reference[2:].split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(step) if isinstance(target, Mapping) else None
+        if target is None:
+            break
+        schema = target
+    return schema
+
+
+def _standalone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Schema:
+    """The same schema as a document of its own: references lead to a copy of the root in it."""
+    moved = _move_references(schema)
+    if moved == schema:
+        return schema
+    return {**moved, "$defs": {"root": _move_references(root)}}
+
+
+def _move_references(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        moved = {key: _move_references(value) for key, value in node.items()}
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            moved["$ref"] = "#/$defs/root" + reference[1:]
+        return moved
+    return [_move_references(item) for item in node] if isinstance(node, list) else node
