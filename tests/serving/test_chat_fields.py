@@ -327,12 +327,38 @@ def test_c46_usage_can_be_forced_and_repeated_at_the_finish(rig: MakeRig) -> Non
     assert all("usage" not in chunk for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("script", ["Hm</think>Hi there", CALL], ids=["text", "call"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["stop", "length"])
+def test_c45_every_choice_has_one_finish_chunk(rig: MakeRig, script: str, is_cut: bool) -> None:
+    chunks = rig(script).stream(n=4, tools=TOOLS, max_tokens=5 if is_cut else 999)
+    parts = [part for chunk in chunks for part in chunk["choices"]]
+    finished = [part["index"] for part in parts if part["finish_reason"]]
+    assert sorted(finished) == [0, 1, 2, 3]
+    for index in range(4):
+        own = [part for part in parts if part["index"] == index]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert own[-1]["delta"] == {}
+        assert own[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_c41_entries_cover_calls_too(rig: MakeRig, stream: bool) -> None:
+    server = rig(CALL)
+    body: dict[str, Any] = {"tools": TOOLS, "logprobs": True, "top_logprobs": 1}
+    if stream:
+        parts = [chunk["choices"][0]["logprobs"] for chunk in server.stream(**body)]
+        entries = [entry for part in parts if part for entry in part["content"]]
+    else:
+        entries = server.chat(**body)["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == CALL
+
+
 @pytest.mark.parametrize("by_field", [False, True], ids=["setting", "field"])
 def test_stream_interval_joins_deltas(rig: MakeRig, by_field: bool) -> None:
     steps = [(token_id,) for token_id in range(66, 78)]
     server = rig(steps, **({} if by_field else {"stream_interval": 4}))
-    body = {"stream_interval": 4} if by_field else {}
-    chunks = server.stream(**OFF, **body)
+    body: dict[str, Any] = OFF | ({"stream_interval": 4} if by_field else {})
+    chunks = server.stream(**body)
     sizes = [len(chunk["choices"][0]["delta"].get("content") or "") for chunk in chunks]
     assert sizes == [0, 1, 4, 4, 3, 0]
 
