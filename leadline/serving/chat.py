@@ -124,9 +124,8 @@ def prepare_chat(server: Server, query: ChatQuery, caller: Caller) -> ChatCall:
     profile = server.encoder.profile
     is_v4 = not profile.has_system_marker
     given = thinking_policy(query.sampling, prompt, config, is_v4=is_v4)
-    sampling = replace(
-        sampling_params(server, given, max_tokens=max_tokens), structured_outputs=query.structured
-    )
+    given["structured_outputs"] = query.structured
+    sampling = sampling_params(server, given, max_tokens=max_tokens)
     tokenizer = server.tokenizer
     request = query.origin.engine_request(
         caller,

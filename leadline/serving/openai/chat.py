@@ -68,10 +68,8 @@ class ChatAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; one item holds what one output of the engine gave."""
-        options = self._body.stream_options
-        counts_on = bool(options and options.continuous_usage_stats)
-        has_usage = bool(options and options.include_usage)
-        has_usage |= self._config.enable_force_include_usage
+        counts_on = self._body.continuous_usage
+        has_usage = self._body.include_usage or self._config.enable_force_include_usage
         writer = ChunkWriter(
             self._run,
             (self._id, self._created, self._call.model),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from leadline.core.errors import BadRequest
 from leadline.core.request import Constraint, EngineRequest
 from leadline.serving.context import Caller, Server
@@ -56,10 +54,7 @@ def completion_requests(
             is_strict=server.config.chat.strict_max_tokens,
             param="max_tokens",
         )
-        sampling = replace(
-            sampling_params(server, given, max_tokens=limit),
-            structured_outputs=body.structured_outputs,
-        )
+        sampling = sampling_params(server, given, max_tokens=limit)
         requests.append(
             origin.engine_request(
                 caller,

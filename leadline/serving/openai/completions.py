@@ -134,10 +134,8 @@ class CompletionAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events, one for each part that a client can see."""
-        options = self._body.stream_options
-        counts_on = bool(options and options.continuous_usage_stats)
-        has_usage = bool(options and options.include_usage)
-        has_usage |= self._config.enable_force_include_usage
+        counts_on = self._body.continuous_usage
+        has_usage = self._body.include_usage or self._config.enable_force_include_usage
         usage: Usage | UnsetType | None = None if has_usage else UNSET
         writer = _PartWriter(self._completion([], usage))
         interval = self._body.stream_interval or self._config.stream_interval

@@ -34,6 +34,7 @@ _SAMPLING_FIELDS = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "prompt_logprobs",
+    "structured_outputs",
 )
 
 
@@ -110,6 +111,14 @@ class GenerationRequest(Struct, kw_only=True):
                 f"stream_interval is {self.stream_interval}; it must be at least 1",
                 param="stream_interval",
             )
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def origin(self) -> Origin:
         """Whose request it is."""
