@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,9 +18,9 @@ FIM_BEGIN, FIM_HOLE, FIM_END = "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<�
 class Tokenizer:
     """A byte-level BPE tokenizer (serving-api 1).
 
-    Marker ids are looked up by their text, never assumed. Encoding uses the whole added
-    vocabulary, which is right for raw prompts only: chat prompts go through ``text.encoding``,
-    where a marker that a user types stays text.
+    Marker ids are looked up by their text, never assumed. ``encode`` uses the whole added
+    vocabulary, which is right for raw prompts only; chat prompts go through ``encode_texts``,
+    where a marker that a user types stays text (C1).
 
     Attributes:
         path: the file it was read from.
@@ -31,6 +32,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises the bare class
             raise ConfigError(f"{path}: not a readable tokenizer.json ({error})") from error
+        self._text_tokenizer = _without_added_tokens(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self._bytes = _TokenBytes(self._tokenizer, added.keys())
@@ -71,6 +73,11 @@ class Tokenizer:
         # The batch call lets other threads run meanwhile; the plain one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts, each on its own; no text becomes a marker (C1)."""
+        encoded = self._text_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
+
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: BOS once, whether or not the text begins with it (serving-api 6)."""
         ids = self.encode(text)
@@ -83,6 +90,14 @@ class Tokenizer:
     def token_bytes(self, token_ids: Iterable[int]) -> bytes:
         """The exact bytes of ids; an id without a text has none."""
         return b"".join([self._bytes[token_id] for token_id in token_ids])
+
+
+def _without_added_tokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    # The library has no switch for this: its own flag covers special tokens only, and most markers
+    # are ordinary added ones (serving-api 1.1).
+    definition = json.loads(tokenizer.to_str())
+    definition["added_tokens"] = []
+    return tokenizers.Tokenizer.from_str(json.dumps(definition))
 
 
 class _TokenBytes(dict[int, bytes]):
