@@ -6,12 +6,12 @@ Agents resend history written by their own serialisers, so most of this is repai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from leadline.core.errors import BadRequest
+from leadline.text.json_text import dumps
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool", "latest_reminder"]
 
@@ -184,9 +184,16 @@ def _call(call: Any, where: str) -> Call:
     if arguments is None:
         arguments = "{}"
     elif not isinstance(arguments, str):  # an object is as good as its JSON (C11)
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = _json(arguments, f"{where}.function.arguments")
     name = _string(function.get("name"), f"{where}.function.name")
     return Call(_string(call.get("id"), f"{where}.id"), name, arguments)
+
+
+def _json(value: Any, where: str) -> str:
+    try:
+        return dumps(value)
+    except ValueError as error:
+        raise BadRequest(f"{where}: {error}", param=where) from None
 
 
 def _string(value: Any, where: str) -> str:
