@@ -25,6 +25,9 @@ from leadline.text.tools_schema import check_tools, schema_lines
 from leadline.text.turn_memory import TurnMemory
 from leadline.text.turns import open_tool_block, turn_header, turn_spans
 
+# Where nothing stands between the prompt and a call that has to be made (C29).
+_CONTENT = (AnswerStart.CONTENT, AnswerStart.CONTENT_CONTINUED)
+
 
 class ChatEncoder:
     """Encodes chats with one tokenizer in one profile; threads may share it.
@@ -86,12 +89,12 @@ class ChatEncoder:
             spans += turn
             spans += following
         start = _answer_start(messages[-1], mode, task)
-        if chat.add_generation_prompt and not messages[-1].is_partial:
-            spans += turn_header(thinks=mode.thinking, task=task)
-        is_forced = chat.tool_choice.mode in ("required", "named")
-        if is_forced and start in (AnswerStart.CONTENT, AnswerStart.CONTENT_CONTINUED):
-            spans += open_tool_block(self.profile)
-            start = AnswerStart.TOOL_BLOCK
+        if messages[-1].is_partial or chat.add_generation_prompt:
+            if not messages[-1].is_partial:
+                spans += turn_header(thinks=mode.thinking, task=task)
+            if chat.tool_choice.mode in ("required", "named") and start in _CONTENT:
+                spans += open_tool_block(self.profile)
+                start = AnswerStart.TOOL_BLOCK
         return ChatPrompt(
             token_ids=tuple(encode_spans(self.tokenizer, spans)),
             start=start,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from reprlib import repr as brief
 from typing import Any, Literal, TypeAlias
 
 from leadline.core.errors import BadRequest
@@ -95,12 +96,13 @@ def normalize_messages(
 
 def _normalize(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise BadRequest(f"{where} is {message!r}; a message is an object", param=where)
+        raise BadRequest(f"{where} is {brief(message)}; a message is an object", param=where)
     name = message.get("role")
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise BadRequest(
-            f"{where}.role is {name!r}; choose one of {', '.join(_ROLES)}", param=f"{where}.role"
+            f"{where}.role is {brief(name)}; choose one of {', '.join(_ROLES)}",
+            param=f"{where}.role",
         )
     parts = _texts(message.get("content"), f"{where}.content")
     if role == "system":
@@ -124,6 +126,8 @@ def _normalize(message: Any, where: str) -> Message:
         legacy = _LEGACY_CALL_ID if name == "function" else None
         call_id = _string(legacy or message.get("tool_call_id"), f"{where}.tool_call_id")
     task = message.get("task") if role == "user" else None
+    if task is not None:
+        task = _string(task, f"{where}.task")
     return Message(where, role, content, call_id=call_id, task=task, is_partial=is_partial)
 
 
@@ -134,7 +138,7 @@ def _texts(content: Any, where: str) -> list[str]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, Sequence):
-        raise BadRequest(f"{where} is {content!r}; it must be a string or a list", param=where)
+        raise BadRequest(f"{where} is {brief(content)}; it must be a string or a list", param=where)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
@@ -146,12 +150,12 @@ def _part(part: Any, where: str) -> str:
         return _string(part.get("text"), f"{where}.text")
     if kind in _IMAGE_PARTS:
         raise BadRequest(
-            f"{where}.type is {kind!r}: images are not supported, this server reads text only",
+            f"{where}.type is {brief(kind)}: images are not supported, this server reads text only",
             param=f"{where}.type",
             code="not_supported",
         )
     raise BadRequest(
-        f"{where}.type is {kind!r}; only text parts are supported", param=f"{where}.type"
+        f"{where}.type is {brief(kind)}; only text parts are supported", param=f"{where}.type"
     )
 
 
@@ -172,7 +176,7 @@ def _calls(message: Mapping[str, Any], where: str) -> tuple[Call, ...]:
     calls = message.get("tool_calls") or ()
     where = f"{where}.tool_calls"
     if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise BadRequest(f"{where} is {calls!r}; it must be a list", param=where)
+        raise BadRequest(f"{where} is {brief(calls)}; it must be a list", param=where)
     return tuple(_call(call, f"{where}[{i}]") for i, call in enumerate(calls))
 
 
@@ -198,5 +202,5 @@ def _json(value: Any, where: str) -> str:
 
 def _string(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise BadRequest(f"{where} is {value!r}; it must be a string", param=where)
+        raise BadRequest(f"{where} is {brief(value)}; it must be a string", param=where)
     return value

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Literal, TypeAlias
 
 import deepseek_recipe as recipe
@@ -83,7 +84,8 @@ class Profile:
         if number is not None and not takes_numbers:
             hint = "; DeepSeek-V4 has no numeric effort"
         raise BadRequest(
-            f"reasoning_effort is {requested!r}; choose one of none, {', '.join(_LEVELS)}{hint}",
+            f"reasoning_effort is {brief(requested)}; choose one of none, {', '.join(_LEVELS)}"
+            f"{hint}",
             param="reasoning_effort",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Any
 
 from leadline.core.errors import BadRequest
@@ -67,7 +68,7 @@ def thinking_of(chat_template_kwargs: Mapping[str, Any] | None, thinking: Any) -
     kind = thinking.get("type") if isinstance(thinking, Mapping) else thinking
     if kind not in ("enabled", "disabled", "adaptive"):
         raise BadRequest(
-            f"thinking.type is {kind!r}; choose enabled, disabled or adaptive",
+            f"thinking.type is {brief(kind)}; choose enabled, disabled or adaptive",
             param="thinking.type",
         )
     return bool(kind != "disabled")
@@ -98,4 +99,4 @@ def _bool(values: Mapping[str, Any] | None, name: str) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     param = f"chat_template_kwargs.{name}"
-    raise BadRequest(f"{param} is {value!r}; it must be true or false", param=param)
+    raise BadRequest(f"{param} is {brief(value)}; it must be true or false", param=param)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -32,7 +33,6 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises the bare class
             raise ConfigError(f"{path}: not a readable tokenizer.json ({error})") from error
-        self._text_tokenizer = _without_added_tokens(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self._bytes = _TokenBytes(self._tokenizer, added.keys())
@@ -78,6 +78,14 @@ class Tokenizer:
         encoded = self._text_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
+    @cached_property
+    def _text_tokenizer(self) -> tokenizers.Tokenizer:
+        """Without added tokens. The library's own switch covers those flagged special only, and
+        most markers are not (serving-api 1.1)."""
+        definition = json.loads(self._tokenizer.to_str())
+        definition["added_tokens"] = []
+        return tokenizers.Tokenizer.from_str(json.dumps(definition))
+
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: BOS once, whether or not the text begins with it (serving-api 6)."""
         ids = self.encode(text)
@@ -90,14 +98,6 @@ class Tokenizer:
     def token_bytes(self, token_ids: Iterable[int]) -> bytes:
         """The exact bytes of ids; an id without a text has none."""
         return b"".join([self._bytes[token_id] for token_id in token_ids])
-
-
-def _without_added_tokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    # The library has no switch for this: its own flag covers special tokens only, and most markers
-    # are ordinary added ones (serving-api 1.1).
-    definition = json.loads(tokenizer.to_str())
-    definition["added_tokens"] = []
-    return tokenizers.Tokenizer.from_str(json.dumps(definition))
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 from leadline.core.errors import BadRequest
@@ -34,7 +35,8 @@ def _function_tool(tool: Any, where: str) -> Tool:
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
     if kind != "function":
         raise BadRequest(
-            f"{where}.type is {kind!r}; only function tools are supported", param=f"{where}.type"
+            f"{where}.type is {brief(kind)}; only function tools are supported",
+            param=f"{where}.type",
         )
     function = tool.get("function")
     if not isinstance(function, Mapping):
@@ -45,7 +47,7 @@ def _function_tool(tool: Any, where: str) -> Tool:
         if not isinstance(value, types) and (value is not None or name == "name"):
             param = f"{where}.function.{name}"
             wanted = "an object" if types is Mapping else "a string"
-            raise BadRequest(f"{param} is {value!r}; it must be {wanted}", param=param)
+            raise BadRequest(f"{param} is {brief(value)}; it must be {wanted}", param=param)
         fields[name] = value
     return Tool(
         name=fields["name"],
@@ -68,12 +70,14 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, profile: Profile) -> 
     for i, tool in enumerate(tools):
         if not pattern.fullmatch(tool.name) or len(tool.name) > _MAX_NAME:
             raise BadRequest(
-                f"tools[{i}]: the name {tool.name!r} must be 1 to {_MAX_NAME} of the characters "
-                "a-z A-Z 0-9 _ -",
+                f"tools[{i}]: the name {brief(tool.name)} must be 1 to {_MAX_NAME} of the "
+                "characters a-z A-Z 0-9 _ -",
                 param=f"tools[{i}]",
             )
         if tool.name in names:
-            raise BadRequest(f"tools[{i}]: {tool.name!r} is declared twice", param=f"tools[{i}]")
+            raise BadRequest(
+                f"tools[{i}]: {brief(tool.name)} is declared twice", param=f"tools[{i}]"
+            )
         names.add(tool.name)
     if choice.mode == "required" and not tools:
         raise BadRequest("tool_choice asks for a call, but tools is empty", param="tool_choice")
@@ -81,7 +85,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, profile: Profile) -> 
     for name in wanted:
         if name not in names:
             raise BadRequest(
-                f"tool_choice names {name!r}, which is not in tools", param="tool_choice"
+                f"tool_choice names {brief(name)}, which is not in tools", param="tool_choice"
             )
 
 
@@ -115,14 +119,14 @@ def strict_schema(schema: Any) -> Any:
     plain = {key: _strict_part(key, value) for key, value in schema.items()}
     if plain.get("type") != "object" and "properties" not in plain:
         return plain
-    del_keys = ("additionalProperties", "required")
-    plain = {key: value for key, value in plain.items() if key not in del_keys}
     plain.setdefault("properties", {})
     strict: dict[str, Any] = {}
     for key, value in plain.items():
-        strict[key] = value
         if key == "properties":
-            strict |= {"additionalProperties": False, "required": list(value)}
+            required = list(value) if isinstance(value, Mapping) else []
+            strict |= {key: value, "additionalProperties": False, "required": required}
+        elif key not in ("additionalProperties", "required"):
+            strict[key] = value
     return strict
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from leadline.text.encoding import ChatEncoder
+from leadline.text.profiles import V4
 from leadline.text.tokenizer import Tokenizer
 
 _RENAMED = {128799: "<｜System｜>", 129264: "<｜deepseek_image｜>"}
@@ -28,3 +30,15 @@ def v41_tokenizer(v4_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFact
     path: Path = tmp_path_factory.mktemp("v41") / "tokenizer.json"
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     return Tokenizer(path)
+
+
+@pytest.fixture(scope="session")
+def encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    """Of V4.1, with the small tokenizer."""
+    return ChatEncoder(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def v4_encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    """Of V4, with the small tokenizer, which has V4.1's markers too."""
+    return ChatEncoder(tokenizer, V4)
