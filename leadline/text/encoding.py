@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
-from leadline.text.chat import AnswerStart, ChatInput, ChatPrompt, ResponseFormat, SampledTurn
-from leadline.text.json_text import dumps
+from leadline.text.chat import AnswerStart, ChatInput, ChatPrompt, SampledTurn
 from leadline.text.markers import TASKS, check_markers
 from leadline.text.messages import Message, normalize_messages
 from leadline.text.profiles import V41, Profile
@@ -75,26 +74,17 @@ class ChatEncoder:
         tools = () if chat.tool_choice.mode == "none" else chat.tools
         messages = self._messages(chat)
         task = _answered_task(chat, messages)
+        form = chat.response_format if self._options.response_format_prompt else None
         around = self._skeleton.render(
-            messages,
-            mode,
-            tool_lines=schema_lines(tools),
-            answer_schema=self._answer_schema(chat.response_format),
-            wants_json=self._wants_json(chat.response_format),
+            messages, mode, tool_lines=schema_lines(tools), response_format=form
         )
         drops = mode.drop_thinking if mode.drop_thinking is not None else not tools
-        spans = around[0]
         turns = self._turns(messages, mode, drops_reasoning=drops, tenant=tenant)
+        spans = around[0]
         for turn, following in zip(turns, around[1:], strict=True):
-            spans += turn
-            spans += following
-        start = _answer_start(messages[-1], mode, task)
-        if messages[-1].is_partial or chat.add_generation_prompt:
-            if not messages[-1].is_partial:
-                spans += turn_header(thinks=mode.thinking, task=task)
-            if chat.tool_choice.mode in ("required", "named") and start in _CONTENT:
-                spans += open_tool_block(self.profile)
-                start = AnswerStart.TOOL_BLOCK
+            spans += turn + following
+        opening, start = self._opening(chat, messages[-1], mode, task)
+        spans += opening
         return ChatPrompt(
             token_ids=tuple(encode_spans(self.tokenizer, spans)),
             start=start,
@@ -138,19 +128,6 @@ class ChatEncoder:
             is_answered=chat.add_generation_prompt,
         )
 
-    def _answer_schema(self, form: ResponseFormat | None) -> str | None:
-        """The schema that the prompt tells of, as JSON (2.7)."""
-        if form is None or form.kind != "json_schema" or not self._options.response_format_prompt:
-            return None
-        try:
-            return dumps(form.schema)
-        except ValueError as error:
-            raise BadRequest(f"response_format: {error}", param="response_format") from None
-
-    def _wants_json(self, form: ResponseFormat | None) -> bool:
-        tells = self._options.response_format_prompt
-        return tells and form is not None and form.kind == "json_object"
-
     def _turns(
         self,
         messages: Sequence[Message],
@@ -174,6 +151,20 @@ class ChatEncoder:
                 )
             )
         return turns
+
+    def _opening(
+        self, chat: ChatInput, last: Message, mode: Mode, task: str | None
+    ) -> tuple[list[Span], AnswerStart]:
+        """What the prompt ends with, and what the answer begins with."""
+        start = _answer_start(last, mode, task)
+        opening: list[Span] = []
+        if not last.is_partial:
+            if not chat.add_generation_prompt:
+                return [], start
+            opening += turn_header(thinks=mode.thinking, task=task)
+        if chat.tool_choice.mode in ("required", "named") and start in _CONTENT:
+            return [*opening, *open_tool_block(self.profile)], AnswerStart.TOOL_BLOCK
+        return opening, start
 
     def _sampled(self, message: Message, tenant: str | None) -> Ids | None:
         if not message.calls:

@@ -13,6 +13,9 @@ from typing import Any
 
 import deepseek_recipe as recipe
 
+from leadline.core.errors import BadRequest
+from leadline.text.chat import ResponseFormat
+from leadline.text.json_text import dumps
 from leadline.text.markers import (
     ASSISTANT,
     EOS,
@@ -51,8 +54,7 @@ class Skeleton:
         mode: Mode,
         *,
         tool_lines: str = "",
-        answer_schema: str | None = None,
-        wants_json: bool = False,
+        response_format: ResponseFormat | None = None,
     ) -> list[list[Span]]:
         """What stands before, between and behind the turns of the assistant: one more than those.
 
@@ -60,16 +62,22 @@ class Skeleton:
             messages: the conversation; of the assistant's messages only the places count.
             mode: thinking and effort.
             tool_lines: schemas of the tools block; empty is no block.
-            answer_schema: JSON schema that the answer is told to follow.
-            wants_json: the answer is told to be a JSON object.
+            response_format: what the prompt tells of it (C14); None is nothing.
+
+        Raises:
+            BadRequest: a response schema that cannot be written.
         """
+        schema = None
+        if response_format is not None and response_format.kind == "json_schema":
+            schema = _schema_text(response_format.schema)
+        is_json = response_format is not None and response_format.kind == "json_object"
         conversation = recipe.Conversation(
             [_recipe_message(message) for message in messages],
             thinking_mode=mode.thinking,
             tools=[_TOOL] if tool_lines else None,
             reasoning_effort=mode.effort if isinstance(mode.effort, str) else None,
-            response_format="json_object" if wants_json else "text",
-            response_schema=_SCHEMA if answer_schema else None,
+            response_format="json_object" if is_json else "text",
+            response_schema=_SCHEMA if schema else None,
         )
         spans = list(_spans(self._encoding.render_conversation(conversation)))
         if isinstance(mode.effort, int):
@@ -78,13 +86,20 @@ class Skeleton:
             # The block's one text that begins right behind a </think>: the schemas follow it.
             at = _index(spans, THINK_END, 1) + 1
             _replace(spans, at, _TOOL_LINE, tool_lines)
-        if answer_schema:
+        if schema:
             at = _end_of_head(spans) - 1
             text = spans[at]
             assert isinstance(text, str)
             assert text.endswith(_SCHEMA_TEXT)
-            spans[at] = text.removesuffix(_SCHEMA_TEXT) + answer_schema
+            spans[at] = text.removesuffix(_SCHEMA_TEXT) + schema
         return _around_turns(spans)
+
+
+def _schema_text(schema: Any) -> str:
+    try:
+        return dumps(schema)
+    except ValueError as error:
+        raise BadRequest(f"response_format: {error}", param="response_format") from None
 
 
 def _recipe_message(message: Message) -> recipe.Message:
