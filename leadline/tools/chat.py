@@ -14,7 +14,6 @@ from rich.console import Console
 from leadline.core.client import EngineClient
 from leadline.core.errors import EngineDead, LeadlineError
 from leadline.core.request import EngineRequest, SamplingParams
-from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
 from leadline.text.output_parser import Delta, OutputParser
 
@@ -61,7 +60,7 @@ class ChatSession:
             LeadlineError: the request cannot be served, and nothing was said.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = self._encoder.encode(ChatInput(asked, thinking=self._options.thinking))
+        prompt = self._encoder.encode(asked, thinking=self._options.thinking)
         limit = self._options.max_tokens or prompt.default_max_tokens(self._max_model_len)
         sampling = SamplingParams(
             temperature=self._options.temperature, top_p=self._options.top_p, max_tokens=limit
