@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from reprlib import repr as brief
 
 from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
@@ -201,9 +202,9 @@ def _answered_task(chat: ChatInput, messages: Sequence[Message]) -> str | None:
     return chat.task or last.task
 
 
-def _check_task(task: str | None, where: str) -> None:
-    if task is not None and task not in TASKS:
-        raise BadRequest(f"{where} is {task!r}; choose one of {', '.join(TASKS)}", param=where)
+def _check_task(task: object, where: str) -> None:
+    if task is not None and not (isinstance(task, str) and task in TASKS):
+        raise BadRequest(f"{where} is {brief(task)}; choose one of {', '.join(TASKS)}", param=where)
 
 
 def _answer_start(last: Message, mode: Mode, task: str | None) -> AnswerStart:

@@ -51,7 +51,7 @@ class Message:
         where: its path in the request.
         reasoning: an assistant's; empty where there was none.
         call_id: a tool's: the call that it answers.
-        task: a user's quick instruction.
+        task: a user's quick instruction; whether it exists is checked where it is rendered.
         is_partial: an assistant's turn that goes on.
     """
 
@@ -126,8 +126,6 @@ def _normalize(message: Any, where: str) -> Message:
         legacy = _LEGACY_CALL_ID if name == "function" else None
         call_id = _string(legacy or message.get("tool_call_id"), f"{where}.tool_call_id")
     task = message.get("task") if role == "user" else None
-    if task is not None:
-        task = _string(task, f"{where}.task")
     return Message(where, role, content, call_id=call_id, task=task, is_partial=is_partial)
 
 
