@@ -26,7 +26,7 @@ _SCHEMAS: tuple[Any, ...] = (
         "type": "object",
         "properties": {
             "stadt": {"type": "string", "description": "Ort, z. B. „Köln“ <think>"},
-            "tage": {"type": "integer", "minimum": 1, "maximum": 14},
+            "anzahl": {"type": "integer", "minimum": 1, "maximum": 14},
         },
         "required": ["stadt"],
     },
@@ -53,7 +53,7 @@ _STRICT_SCHEMA: Any = {
 }
 _ARGUMENTS: tuple[str, ...] = (
     "{}",
-    '{"stadt":"Köln","tage":3}',
+    '{"stadt":"Köln","anzahl":3}',
     '{"b": [1, {"c": null}], "a": {"deep": [[true]]}, "text": "</｜DSML｜ parameter>"}',
     '{"s": "line\\nbreak \\u00e9 \\"quoted\\"", "ratio": 0.25, "n": -7}',
     '"{\\"double\\": 1}"',
