@@ -94,11 +94,12 @@ class Profile:
         return effort == self.efforts["max"]
 
 
-_V4_TAGS = DsmlTags("tool_calls", "invoke", "parameter")
+V4_TAGS = DsmlTags("tool_calls", "invoke", "parameter")
+V41_TAGS = DsmlTags(" calls", " invoke", " parameter")
 V41 = Profile(
     "v41",
     efforts={"low": 50, "high": 75, "max": 100},
-    tags=DsmlTags(" calls", " invoke", " parameter"),
+    tags=V41_TAGS,
     has_system_marker=True,
     has_namespaces=True,
     empty_call_line=True,
@@ -106,7 +107,7 @@ V41 = Profile(
 V4 = Profile(
     "v4",
     efforts={"low": "low", "high": "high", "max": "max"},
-    tags=_V4_TAGS,
+    tags=V4_TAGS,
     has_system_marker=False,
     has_namespaces=False,
     empty_call_line=False,
@@ -115,7 +116,7 @@ V4 = Profile(
 V4_PREVIEW = Profile(
     "v4-preview",
     efforts={"low": "low", "high": "low", "max": "high"},
-    tags=_V4_TAGS,
+    tags=V4_TAGS,
     has_system_marker=False,
     has_namespaces=False,
     empty_call_line=False,

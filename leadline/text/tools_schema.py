@@ -9,6 +9,7 @@ from typing import Any
 
 from leadline.core.errors import BadRequest
 from leadline.text.chat import Tool, ToolChoice
+from leadline.text.json_schema import close_schema
 from leadline.text.json_text import dumps
 from leadline.text.profiles import Profile
 
@@ -16,10 +17,6 @@ MAX_TOOLS = 1024
 _MAX_NAME = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]+")
 _NAMESPACED = re.compile(r"(?:[a-zA-Z0-9_-]+::)?[a-zA-Z0-9_-]+")
-# Where a schema holds further schemas; everything else (enum, default ...) is data.
-_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SCHEMA_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
-_SCHEMAS = ("items", "not", "if", "then", "else", "contains")
 
 
 def function_tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
@@ -102,39 +99,7 @@ def _schema_line(tool: Tool, where: str) -> str:
     parameters: Any = tool.parameters or {}
     try:
         if tool.strict:
-            parameters = strict_schema(parameters or {"type": "object"})
+            parameters = close_schema(parameters or {"type": "object"})
         return dumps({"name": tool.name, "description": tool.description, "parameters": parameters})
     except (ValueError, RecursionError):
         raise BadRequest(f"{where}: parameters are nested too deeply", param=where) from None
-
-
-def strict_schema(schema: Any) -> Any:
-    """A schema whose objects hold exactly their declared properties.
-
-    ``additionalProperties`` and ``required`` follow ``properties``, where the model's makers
-    write them; all other keys stay as sent.
-    """
-    if not isinstance(schema, Mapping):
-        return schema
-    plain = {key: _strict_part(key, value) for key, value in schema.items()}
-    if plain.get("type") != "object" and "properties" not in plain:
-        return plain
-    plain.setdefault("properties", {})
-    strict: dict[str, Any] = {}
-    for key, value in plain.items():
-        if key == "properties":
-            required = list(value) if isinstance(value, Mapping) else []
-            strict |= {key: value, "additionalProperties": False, "required": required}
-        elif key not in ("additionalProperties", "required"):
-            strict[key] = value
-    return strict
-
-
-def _strict_part(key: str, value: Any) -> Any:
-    if key in _SCHEMAS:
-        return strict_schema(value)
-    if key in _SCHEMA_MAPS and isinstance(value, Mapping):
-        return {name: strict_schema(part) for name, part in value.items()}
-    if key in _SCHEMA_LISTS and isinstance(value, Sequence):
-        return [strict_schema(part) for part in value]
-    return value

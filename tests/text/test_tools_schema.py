@@ -9,7 +9,8 @@ import pytest
 from leadline.core.errors import BadRequest
 from leadline.text.chat import ChatInput, Tool, ToolChoice
 from leadline.text.encoding import ChatEncoder
-from leadline.text.tools_schema import function_tools, strict_schema
+from leadline.text.json_schema import close_schema
+from leadline.text.tools_schema import function_tools
 from tests.text.prompts import HI, render, system
 
 BLOCK = """
@@ -134,7 +135,7 @@ def test_a_system_text_like_the_stand_in_is_left_alone(encoder: ChatEncoder) -> 
     ids=["empty", "given", "nested", "data"],
 )
 def test_c8_strict_objects_hold_their_properties_only(schema: Any, strict: Any) -> None:
-    result = strict_schema(schema)
+    result = close_schema(schema)
     closed = {"type": "object", "properties": {}, "additionalProperties": False, "required": []}
     if strict is None:
         assert result == {"anyOf": [closed, {"$ref": "#/$defs/D"}], "$defs": {"D": closed}}
