@@ -31,6 +31,7 @@ from leadline.core.request import (
     TokenOutput,
 )
 from leadline.engine.launch import build_engine
+from leadline.text.chat import ChatInput
 from leadline.text.detokenizer import TextOutput
 from leadline.text.tokenizer import Tokenizer
 from leadline.weights.checkpoint import resolve_checkpoint
@@ -170,7 +171,7 @@ class LLM:
             sampling_params: None samples at temperature 1 up to the model's own limit.
             use_tqdm: as in ``generate``.
             tools: OpenAI function tools.
-            chat_template_kwargs: ``thinking`` and ``reasoning_effort``.
+            chat_template_kwargs: ``thinking``, ``reasoning_effort`` and ``drop_thinking``.
             add_generation_prompt: False only together with ``continue_final_message``.
             continue_final_message: the last message is the assistant's, and goes on.
 
@@ -183,15 +184,24 @@ class LLM:
                 f"{continue_final_message}; exactly one of them must hold",
                 param="continue_final_message",
             )
+        # These need deepseek-recipe, which token ids can do without.
+        from leadline.text.thinking import drop_thinking_of, effort_of, thinking_of
+        from leadline.text.tools_schema import function_tools
+
         many = bool(messages) and not isinstance(messages[0], Mapping)
         conversations = messages if many else [messages]
         encoder = self._require_chat_encoder()
         chats = [
             encoder.encode(
-                conversation,
-                tools=tools,
-                chat_template_kwargs=chat_template_kwargs,
-                continue_final_message=continue_final_message,
+                ChatInput(
+                    messages=conversation,
+                    tools=function_tools(tools or ()),
+                    thinking=thinking_of(chat_template_kwargs, None),
+                    reasoning_effort=effort_of(chat_template_kwargs),
+                    drop_thinking=drop_thinking_of(chat_template_kwargs),
+                    continue_final_message=continue_final_message,
+                    add_generation_prompt=add_generation_prompt,
+                )
             )
             for conversation in conversations
         ]

@@ -18,6 +18,7 @@ from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, ConfigError, LeadlineError, NotSupported
 from leadline.core.request import EngineRequest, FinishReason, TokenLogprobs, TokenOutput
+from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
 
@@ -297,7 +298,7 @@ def test_chat_prompts_are_the_encoders_and_take_its_limit(
     llm, engine = scripted()
     messages = [{"role": "user", "content": "hello"}]
     result = llm.chat(messages, use_tqdm=False)[0]
-    want = ChatEncoder(tokenizer).encode(messages)
+    want = ChatEncoder(tokenizer).encode(ChatInput(messages))
     assert result.prompt_token_ids == list(want.token_ids)
     assert engine.added[0].sampling.max_tokens == 500 - len(want.token_ids)
     off = llm.chat(messages, chat_template_kwargs={"thinking": False}, use_tqdm=False)[0]

@@ -1,172 +1,219 @@
-"""Chat requests -> prompt ids, by the model maker's own encoder (``deepseek-recipe``).
+"""Chats -> prompt ids (serving-api 2).
 
-Only what the API asks beyond that library is done here: thinking and effort under all the names
-that clients use for them, numeric effort, and ``continue_final_message``.
+``deepseek-recipe`` renders the conversation (``text.skeleton``), the assistant's turns come from
+``text.turns``; here they are joined, ended as the request asks, and encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from reprlib import repr as brief
 
-import deepseek_recipe as recipe
-import msgspec
-
-from leadline.core.errors import BadRequest
-from leadline.text.messages import normalize_messages
+from leadline.config.server import ChatConfig
+from leadline.core.errors import BadRequest, ConfigError
+from leadline.text.chat import AnswerStart, ChatInput, ChatPrompt, SampledTurn
+from leadline.text.markers import TASKS, check_markers
+from leadline.text.messages import Message, normalize_messages
+from leadline.text.profiles import V41, Profile
+from leadline.text.skeleton import Skeleton
+from leadline.text.spans import Ids, Span, encode_spans
+from leadline.text.thinking import Mode, resolve_mode
 from leadline.text.tokenizer import Tokenizer
+from leadline.text.tool_history import match_results
+from leadline.text.tools_schema import check_tools, schema_lines
+from leadline.text.turn_memory import TurnMemory
+from leadline.text.turns import open_tool_block, turn_header, turn_spans
 
-# The name by which the library knows the model version; the served name never reaches it.
-_MODEL = "DeepSeek-V4.1-Flash"
-SPECIAL_TOKENS = recipe.SpecialTokens(image="<｜deepseek_image｜>")
-THINK_END = SPECIAL_TOKENS.token(recipe.SpecialToken.ThinkingEnd)
-_MARKERS = (
-    recipe.SpecialToken.Bos,
-    recipe.SpecialToken.Eos,
-    recipe.SpecialToken.System,
-    recipe.SpecialToken.User,
-    recipe.SpecialToken.Assistant,
-    recipe.SpecialToken.ThinkingStart,
-    recipe.SpecialToken.ThinkingEnd,
-    recipe.SpecialToken.Dsml,
-    recipe.SpecialToken.LatestReminder,
-    recipe.SpecialToken.Image,
-)
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
-_DEFAULT_EFFORT = 75
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """An encoded chat, and what is needed to read the answer.
-
-    Attributes:
-        request: the library's view of the conversation; output parsing starts from it.
-        has_tools: whether the answer may hold tool calls.
-    """
-
-    token_ids: tuple[int, ...]
-    request: recipe.ConversationRequest
-    has_tools: bool
-
-    def default_max_tokens(self, max_model_len: int) -> int:
-        """Output limit of a request that sets none, lowered to what is left (serving-api 5.1)."""
-        return self.request.resolve_max_tokens(len(self.token_ids), max_model_len)
+# Where nothing stands between the prompt and a call that has to be made (C29).
+_CONTENT = (AnswerStart.CONTENT, AnswerStart.CONTENT_CONTINUED)
 
 
 class ChatEncoder:
-    """Renders chats with one tokenizer, in the V4.1 profile.
+    """Encodes chats with one tokenizer in one profile; threads may share it.
+
+    Attributes:
+        tokenizer: the checkpoint's.
+        profile: its chat format.
 
     Raises:
-        ConfigError: the tokenizer lacks a marker that prompts need (C3).
+        ConfigError: the tokenizer lacks a marker that prompts need (C3), or a default of the
+            settings is wrong.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        for marker in _MARKERS:
-            tokenizer.marker_id(SPECIAL_TOKENS.token(marker))
-        self.tokenizer = tokenizer
-        self.recipe_tokenizer = recipe.Tokenizer.from_file(str(tokenizer.path))
-        self._options = recipe.ConversionOptions(default_thinking_mode=True)
-        self._options = self._options.with_special_tokens(SPECIAL_TOKENS)
-        self._encoding = (
-            recipe.DeepseekV41Encoding()
-            .with_tokenizer(self.recipe_tokenizer)
-            .with_special_tokens(SPECIAL_TOKENS)
-        )
-
-    def encode(
+    def __init__(
         self,
-        messages: Sequence[Any],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | Mapping[str, Any] | None = None,
-        reasoning_effort: Any = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        continue_final_message: bool = False,
-    ) -> ChatPrompt:
-        """Encode a chat so that the answer follows (serving-api 2).
+        tokenizer: Tokenizer,
+        profile: Profile = V41,
+        options: ChatConfig | None = None,
+    ) -> None:
+        check_markers(tokenizer, profile)
+        self.tokenizer = tokenizer
+        self.profile = profile
+        self._options = options or ChatConfig()
+        self._defaults = self._options.default_chat_template_kwargs or {}
+        try:
+            resolve_mode(ChatInput(()), self._defaults, profile)
+        except BadRequest as error:
+            raise ConfigError(f"default_chat_template_kwargs: {error}") from None
+        self._skeleton = Skeleton(profile)
+        self._memory = TurnMemory()
+        self._opened_block = tuple(encode_spans(tokenizer, open_tool_block(profile)))
+
+    def encode(self, chat: ChatInput, *, tenant: str | None = None) -> ChatPrompt:
+        """Encode a chat so that the answer follows.
 
         Args:
-            messages: OpenAI chat messages.
-            tools: OpenAI function tools; none and empty are the same.
-            thinking: a switch, or ``{"type": "enabled" | "disabled" | "adaptive"}``.
-            reasoning_effort: a level, or 1..100 as a number or a decimal string.
-            chat_template_kwargs: ``thinking`` or ``enable_thinking``, and ``reasoning_effort``.
-            continue_final_message: the last message is an assistant's and goes on.
+            chat: the request.
+            tenant: whose sampled turns are known (C12).
 
         Raises:
             BadRequest: anything that cannot be rendered, with the field's path.
         """
-        plain = normalize_messages(messages, continue_final_message=continue_final_message)
-        extra = chat_template_kwargs or {}
-        effort = _effort(_first(reasoning_effort, extra.get("reasoning_effort")))
-        switch = _first(extra.get("thinking"), extra.get("enable_thinking"), _switch(thinking))
-        if switch is None:
-            switch = effort != "none"
-        body = {
-            "model": _MODEL,
-            "messages": plain,
-            "tools": list(tools or ()),
-            "thinking": {"type": "enabled" if switch else "disabled"},
-        }
-        if isinstance(effort, str) and effort != "none":
-            body["reasoning_effort"] = effort
-        request = self._convert(body)
-        token_ids = self._encoding.encode(request.conversation)
-        if switch and isinstance(effort, int):
-            token_ids = self._set_effort(token_ids, effort)
-        return ChatPrompt(tuple(token_ids), request, has_tools=bool(tools))
-
-    def _convert(self, body: dict[str, Any]) -> recipe.ConversationRequest:
-        try:
-            return recipe.ChatCompletionRequest(msgspec.json.encode(body)).convert(self._options)
-        except recipe.ConversionError as error:
-            message = msgspec.json.decode(error.body)["error"]["message"]
-            raise BadRequest(message) from error
-        except ValueError as error:
-            raise BadRequest(str(error).removeprefix("invalid request body: ")) from error
-
-    def _set_effort(self, token_ids: list[int], effort: int) -> list[int]:
-        """Put a number that the library has no name for into the prompt's effort line (C7).
-
-        The line follows BOS and the system marker. No token spans the end of the part replaced:
-        a space begins a new word.
-        """
-        line = "Reasoning Effort: {} (range"
-        old = self.tokenizer.encode(line.format(_DEFAULT_EFFORT))
-        new = self.tokenizer.encode(line.format(effort))
-        assert token_ids[2 : 2 + len(old)] == old
-        return token_ids[:2] + new + token_ids[2 + len(old) :]
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _switch(thinking: bool | Mapping[str, Any] | None) -> bool | None:
-    if not isinstance(thinking, Mapping):
-        return thinking
-    kind = thinking.get("type")
-    if kind not in ("enabled", "disabled", "adaptive"):
-        raise BadRequest(
-            f"thinking.type is {kind!r}; choose enabled, disabled or adaptive",
-            param="thinking.type",
+        mode = resolve_mode(chat, self._defaults, self.profile)
+        check_tools(chat.tools, chat.tool_choice, self.profile)
+        tools = () if chat.tool_choice.mode == "none" else chat.tools
+        messages = self._messages(chat)
+        task = _answered_task(chat, messages)
+        form = chat.response_format if self._options.response_format_prompt else None
+        around = self._skeleton.render(
+            messages, mode, tool_lines=schema_lines(tools), response_format=form
         )
-    return bool(kind != "disabled")
+        drops = mode.drop_thinking if mode.drop_thinking is not None else not tools
+        turns = self._turns(messages, mode, drops_reasoning=drops, tenant=tenant)
+        spans = around[0]
+        for turn, following in zip(turns, around[1:], strict=True):
+            spans += turn + following
+        opening, start = self._opening(chat, messages[-1], mode, task)
+        spans += opening
+        return ChatPrompt(
+            token_ids=tuple(encode_spans(self.tokenizer, spans)),
+            start=start,
+            thinking=mode.thinking,
+            is_max_effort=mode.effort is not None and self.profile.is_max_effort(mode.effort),
+            tools=tools,
+            tool_choice=chat.tool_choice,
+        )
+
+    def remember(
+        self,
+        turn: SampledTurn,
+        tenant: str | None = None,
+        *,
+        start: AnswerStart = AnswerStart.CONTENT,
+    ) -> None:
+        """Keep a turn with calls, to render it again exactly when its calls come back (C12).
+
+        Args:
+            turn: what was generated.
+            tenant: who may send it back.
+            start: of the prompt that was answered: a block that it opened belongs to the turn.
+        """
+        opened = self._opened_block if start is AnswerStart.TOOL_BLOCK else ()
+        self._memory.put(tenant, turn.content, turn.calls, (*opened, *turn.token_ids))
+
+    def _messages(self, chat: ChatInput) -> list[Message]:
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise BadRequest(
+                "continue_final_message and add_generation_prompt exclude each other",
+                param="continue_final_message",
+            )
+        messages = normalize_messages(
+            chat.messages, continue_final_message=chat.continue_final_message
+        )
+        if self._options.v4_inline_system == "reminder" and not self.profile.has_system_marker:
+            messages = _remind_of_late_systems(messages)
+        return match_results(
+            messages,
+            is_strict=self._options.strict_tool_history,
+            is_answered=chat.add_generation_prompt,
+        )
+
+    def _turns(
+        self,
+        messages: Sequence[Message],
+        mode: Mode,
+        *,
+        drops_reasoning: bool,
+        tenant: str | None,
+    ) -> list[list[Span]]:
+        turns = []
+        for i, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            turns.append(
+                turn_spans(
+                    message,
+                    self.profile,
+                    # What goes on is no prior turn: its reasoning is never dropped (C10).
+                    shows_reasoning=mode.thinking and (message.is_partial or not drops_reasoning),
+                    task=messages[i - 1].task if i else None,
+                    sampled=self._sampled(message, tenant),
+                )
+            )
+        return turns
+
+    def _opening(
+        self, chat: ChatInput, last: Message, mode: Mode, task: str | None
+    ) -> tuple[list[Span], AnswerStart]:
+        """What the prompt ends with, and what the answer begins with."""
+        start = _answer_start(last, mode, task)
+        opening: list[Span] = []
+        if not last.is_partial:
+            if not chat.add_generation_prompt:
+                return [], start
+            opening += turn_header(thinks=mode.thinking, task=task)
+        if chat.tool_choice.mode in ("required", "named") and start in _CONTENT:
+            return [*opening, *open_tool_block(self.profile)], AnswerStart.TOOL_BLOCK
+        return opening, start
+
+    def _sampled(self, message: Message, tenant: str | None) -> Ids | None:
+        if not message.calls:
+            return None
+        calls = [(call.id, call.name, call.arguments) for call in message.calls]
+        return self._memory.get(tenant, message.content, calls)
 
 
-def _effort(value: Any) -> str | int | None:
-    """A level's name, a number from 1 to 100, or None."""
-    if value is None or (isinstance(value, str) and value in _EFFORTS):
-        return value
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
-    if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= 100:
-        return number
-    raise BadRequest(
-        f"reasoning_effort is {value!r}; choose one of {', '.join(_EFFORTS)}, or an integer from "
-        "1 to 100",
-        param="reasoning_effort",
-    )
+def _remind_of_late_systems(messages: Sequence[Message]) -> list[Message]:
+    """V4 has no marker for them. Reminders stay in place, so the head of the prompt is stable."""
+    first = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
+    return [
+        replace(message, role="latest_reminder")
+        if i > first and message.role == "system"
+        else message
+        for i, message in enumerate(messages)
+    ]
+
+
+def _answered_task(chat: ChatInput, messages: Sequence[Message]) -> str | None:
+    """The quick instruction that is to be answered (C15)."""
+    for message in messages:
+        _check_task(message.task, f"{message.where}.task")
+    _check_task(chat.task, "task")
+    last = messages[-1]
+    if chat.task is not None and last.role not in ("user", "tool"):
+        raise BadRequest(
+            f"task {chat.task!r} needs a user's message at the end of messages, not one of role "
+            f"{last.role}",
+            param="task",
+        )
+    if last.is_partial and len(messages) > 1:
+        return messages[-2].task
+    return chat.task or last.task
+
+
+def _check_task(task: object, where: str) -> None:
+    if task is not None and not (isinstance(task, str) and task in TASKS):
+        raise BadRequest(f"{where} is {brief(task)}; choose one of {', '.join(TASKS)}", param=where)
+
+
+def _answer_start(last: Message, mode: Mode, task: str | None) -> AnswerStart:
+    if task is not None and task != "action":
+        return AnswerStart.PLAIN
+    if last.is_partial and last.content:
+        return AnswerStart.CONTENT_CONTINUED
+    if not mode.thinking:
+        return AnswerStart.CONTENT
+    if last.is_partial and last.reasoning:
+        return AnswerStart.REASONING_CONTINUED
+    return AnswerStart.REASONING

@@ -17,12 +17,12 @@ from leadline.core.errors import BadRequest
 from leadline.core.request import Constraint, SamplingParams, StructuredOutputs, ThinkingBudget
 from leadline.text.chat import AnswerStart, ChatPrompt
 from leadline.text.json_schema import check_size, invalid, json_rule, load_schema
+from leadline.text.markers import DSML, THINK_END
+from leadline.text.profiles import DsmlTags
 from leadline.text.structural_tag import structural_tag_grammar
 from leadline.text.tokenizer import Tokenizer
-from leadline.text.tool_grammar import V41_TAGS, ToolBlock, ToolTags
+from leadline.text.tool_grammar import ToolBlock
 
-DSML = "｜DSML｜"
-THINK_END = "</think>"
 _REASONING = (AnswerStart.REASONING, AnswerStart.REASONING_CONTINUED)
 # Its translation to Lark takes time that grows with the square of the number of rules.
 MAX_GBNF_BYTES = 2**16
@@ -62,7 +62,7 @@ def chat_constraint(
     structured: StructuredOutputs | None,
     *,
     strict_level: str = "auto",
-    tags: ToolTags = V41_TAGS,
+    tags: DsmlTags,
 ) -> Constraint | None:
     """What the engine enforces on a chat's answer: its form, its calls, and from where on.
 
@@ -159,7 +159,7 @@ def _choice_grammar(choices: Sequence[str], *, param: str) -> str:
 
 
 def _tool_block(
-    prompt: ChatPrompt, tokenizer: Tokenizer, strict_level: str, tags: ToolTags
+    prompt: ChatPrompt, tokenizer: Tokenizer, strict_level: str, tags: DsmlTags
 ) -> ToolBlock | None:
     choice = prompt.tool_choice
     allowed = (choice.name,) if choice.mode == "named" else choice.allowed

@@ -101,22 +101,35 @@ def invalid(message: str, param: str) -> BadRequest:
 
 
 def close_schema(schema: Any) -> Any:
-    """A schema whose objects hold exactly their declared properties (serving-api 2.4, C8)."""
+    """A schema whose objects hold exactly their declared properties (serving-api 2.4, C8).
+
+    ``additionalProperties`` and ``required`` follow ``properties``, where the model's makers
+    write them; all other keys stay as sent.
+    """
     if not isinstance(schema, Mapping):
         return schema
+    plain = {key: _closed_part(key, value) for key, value in schema.items()}
+    if plain.get("type") != "object" and "properties" not in plain:
+        return plain
+    plain.setdefault("properties", {})
     closed: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _SCHEMA_MAPS and isinstance(value, Mapping):
-            closed[key] = {name: close_schema(part) for name, part in value.items()}
-        elif key in _SCHEMA_LISTS and isinstance(value, Sequence):
-            closed[key] = [close_schema(part) for part in value]
-        else:
-            closed[key] = close_schema(value) if key in _SCHEMAS else value
-    if schema.get("type") == "object":
-        closed.setdefault("properties", {})
-    if isinstance(properties := closed.get("properties"), Mapping):
-        closed |= {"additionalProperties": False, "required": list(properties)}
+    for key, value in plain.items():
+        if key == "properties":
+            required = list(value) if isinstance(value, Mapping) else []
+            closed |= {key: value, "additionalProperties": False, "required": required}
+        elif key not in ("additionalProperties", "required"):
+            closed[key] = value
     return closed
+
+
+def _closed_part(key: str, value: Any) -> Any:
+    if key in _SCHEMAS:
+        return close_schema(value)
+    if key in _SCHEMA_MAPS and isinstance(value, Mapping):
+        return {name: close_schema(part) for name, part in value.items()}
+    if key in _SCHEMA_LISTS and isinstance(value, Sequence):
+        return [close_schema(part) for part in value]
+    return value
 
 
 def json_rule(schema: Schema, *, lenient: bool = False) -> str:

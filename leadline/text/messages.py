@@ -1,35 +1,74 @@
-"""Chat messages as clients send them -> the stricter form that ``deepseek-recipe`` accepts.
+"""Chat messages as clients send them -> one strict form, with every error naming its place.
 
-Agents resend history written by their own serialisers; everything here is repair, and every error
-names the place in the request (serving-api 2.2, 2.5, 2.6).
+Agents resend history written by their own serialisers, so most of this is repair
+(serving-api 2.2, 2.5, 2.6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass, replace
+from reprlib import repr as brief
+from typing import Any, Literal, TypeAlias
 
 from leadline.core.errors import BadRequest
+from leadline.text.json_text import dumps
 
-# ``developer`` is another word for ``system`` (2.2).
-_ROLES = {
+Role: TypeAlias = Literal["system", "user", "assistant", "tool", "latest_reminder"]
+
+# ``developer`` is another word for ``system`` (2.2), ``function`` an old one for ``tool``.
+_ROLES: dict[Any, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
     "latest_reminder": "latest_reminder",
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _IMAGE_PARTS = ("image_url", "image", "input_image")
+# A coding agent's line that changes on every request and would defeat the prefix cache (C34).
+_BILLING_HEADER = "x-anthropic-billing-header"
+# The one call of a message in the form that had no ids.
+_LEGACY_CALL_ID = "function_call"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of the history; ``arguments`` are as the client spelled them."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message with its content as one string.
+
+    Attributes:
+        where: its path in the request.
+        reasoning: an assistant's; empty where there was none.
+        call_id: a tool's: the call that it answers.
+        task: a user's quick instruction; whether it exists is checked where it is rendered.
+        is_partial: an assistant's turn that goes on.
+    """
+
+    where: str
+    role: Role
+    content: str
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    task: str | None = None
+    is_partial: bool = False
 
 
 def normalize_messages(
     messages: Sequence[Any], *, continue_final_message: bool = False
-) -> list[dict[str, Any]]:
-    """Messages with known roles, string contents and complete tool turns.
+) -> list[Message]:
+    """Messages of known roles and types.
 
     ``continue_final_message`` is another way to set ``prefix`` on the last one (C10).
 
@@ -37,56 +76,68 @@ def normalize_messages(
         BadRequest: no messages, an unknown role, a part that is not text (C5), a wrong type,
             ``prefix`` where nothing can be continued.
     """
-    if not messages:
-        raise BadRequest("messages is empty; a chat needs at least one message", param="messages")
     plain = [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    plain = [m for m, raw in zip(plain, messages, strict=True) if not _held_billing_only(m, raw)]
+    if not plain:
+        raise BadRequest("messages is empty; a chat needs at least one message", param="messages")
     if continue_final_message:
-        plain[-1]["prefix"] = True
-    for i, message in enumerate(plain):
-        if "prefix" in message and (i + 1 < len(plain) or message["role"] != "assistant"):
+        plain[-1] = replace(plain[-1], is_partial=True)
+    for message in plain:
+        if not message.is_partial:
+            continue
+        if message is not plain[-1] or message.role != "assistant" or message.calls:
             raise BadRequest(
-                f"messages[{i}].prefix: only a last message of the assistant can be continued",
-                param=f"messages[{i}].prefix",
+                f"{message.where}.prefix: only a last message of the assistant, without tool "
+                "calls, can be continued",
+                param=f"{message.where}.prefix",
             )
-    return _complete_tool_turns(plain)
+    return plain
 
 
-def _normalize(message: Any, where: str) -> dict[str, Any]:
+def _normalize(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise BadRequest(f"{where} is {message!r}; a message is an object", param=where)
-    role = message.get("role")
-    if role not in _ROLES:
+        raise BadRequest(f"{where} is {brief(message)}; a message is an object", param=where)
+    name = message.get("role")
+    role = _ROLES.get(name) if isinstance(name, str) else None
+    if role is None:
         raise BadRequest(
-            f"{where}.role is {role!r}; choose one of {', '.join(_ROLES)}", param=f"{where}.role"
+            f"{where}.role is {brief(name)}; choose one of {', '.join(_ROLES)}",
+            param=f"{where}.role",
         )
-    plain: dict[str, Any] = {
-        "role": _ROLES[role],
-        "content": _text(message.get("content"), f"{where}.content"),
-    }
-    if role == "tool":
-        plain["tool_call_id"] = _string(message.get("tool_call_id"), f"{where}.tool_call_id")
+    parts = _texts(message.get("content"), f"{where}.content")
+    if role == "system":
+        parts = [rest for part in parts if (rest := _without_billing_line(part)) or not part]
+    content = "\n\n".join(parts)
+    is_partial = bool(message.get("prefix"))
     if role == "assistant":
         reasoning = message.get("reasoning_content")
         if reasoning is None:
             reasoning = message.get("reasoning")
-        if reasoning is not None:
-            plain["reasoning_content"] = _string(reasoning, f"{where}.reasoning_content")
-        if calls := message.get("tool_calls"):
-            plain["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
-    if message.get("prefix"):
-        plain["prefix"] = True
-    return plain
+        return Message(
+            where,
+            role,
+            content,
+            reasoning=_string(reasoning or "", f"{where}.reasoning_content"),
+            calls=_calls(message, where),
+            is_partial=is_partial,
+        )
+    call_id = ""
+    if role == "tool":
+        legacy = _LEGACY_CALL_ID if name == "function" else None
+        call_id = _string(legacy or message.get("tool_call_id"), f"{where}.tool_call_id")
+    task = message.get("task") if role == "user" else None
+    return Message(where, role, content, call_id=call_id, task=task, is_partial=is_partial)
 
 
-def _text(content: Any, where: str) -> str:
-    """One string of a message's content; the parts of a list are joined by a blank line."""
+def _texts(content: Any, where: str) -> list[str]:
+    """The texts of a message's content, which a blank line joins."""
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, Sequence):
-        raise BadRequest(f"{where} is {content!r}; it must be a string or a list", param=where)
-    return "\n\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+        raise BadRequest(f"{where} is {brief(content)}; it must be a string or a list", param=where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
 def _part(part: Any, where: str) -> str:
@@ -97,70 +148,57 @@ def _part(part: Any, where: str) -> str:
         return _string(part.get("text"), f"{where}.text")
     if kind in _IMAGE_PARTS:
         raise BadRequest(
-            f"{where}.type is {kind!r}: images are not supported, this server reads text only",
+            f"{where}.type is {brief(kind)}: images are not supported, this server reads text only",
             param=f"{where}.type",
             code="not_supported",
         )
     raise BadRequest(
-        f"{where}.type is {kind!r}; only text parts are supported", param=f"{where}.type"
+        f"{where}.type is {brief(kind)}; only text parts are supported", param=f"{where}.type"
     )
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _without_billing_line(text: str) -> str:
+    if not text.startswith(_BILLING_HEADER):
+        return text
+    return text.partition("\n")[2].lstrip("\n")
+
+
+def _held_billing_only(message: Message, raw: Mapping[str, Any]) -> bool:
+    return message.role == "system" and not message.content and bool(raw.get("content"))
+
+
+def _calls(message: Mapping[str, Any], where: str) -> tuple[Call, ...]:
+    if legacy := message.get("function_call"):
+        call = {"id": _LEGACY_CALL_ID, "function": legacy}
+        return (_call(call, f"{where}.function_call"),)
+    calls = message.get("tool_calls") or ()
+    where = f"{where}.tool_calls"
     if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise BadRequest(f"{where} is {calls!r}; it must be a list", param=where)
-    return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+        raise BadRequest(f"{where} is {brief(calls)}; it must be a list", param=where)
+    return tuple(_call(call, f"{where}[{i}]") for i, call in enumerate(calls))
 
 
-def _tool_call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str) -> Call:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise BadRequest(f"{where} has no function object", param=f"{where}.function")
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):  # an object is as good as its JSON (C11)
-        arguments = msgspec.json.encode(arguments or {}).decode()
+    if arguments is None:
+        arguments = "{}"
+    elif not isinstance(arguments, str):  # an object is as good as its JSON (C11)
+        arguments = _json(arguments, f"{where}.function.arguments")
     name = _string(function.get("name"), f"{where}.function.name")
-    return {
-        "id": _string(call.get("id"), f"{where}.id"),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return Call(_string(call.get("id"), f"{where}.id"), name, arguments)
+
+
+def _json(value: Any, where: str) -> str:
+    try:
+        return dumps(value)
+    except ValueError as error:
+        raise BadRequest(f"{where}: {error}", param=where) from None
 
 
 def _string(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise BadRequest(f"{where} is {value!r}; it must be a string", param=where)
+        raise BadRequest(f"{where} is {brief(value)}; it must be a string", param=where)
     return value
-
-
-def _complete_tool_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give every tool call exactly one result, so that an interrupted agent can go on (2.6).
-
-    A missing result becomes an empty one. A result that answers no call becomes user text with the
-    same rendering.
-    """
-    complete: list[dict[str, Any]] = []
-    open_calls: list[str] = []
-    orphans: list[dict[str, Any]] = []
-
-    def close_turn() -> None:
-        complete.extend(
-            {"role": "tool", "tool_call_id": call_id, "content": ""} for call_id in open_calls
-        )
-        complete.extend(orphans)
-        open_calls.clear()
-        orphans.clear()
-
-    for message in messages:
-        if message["role"] != "tool":
-            close_turn()
-            complete.append(message)
-            open_calls.extend(call["id"] for call in message.get("tool_calls", ()))
-        elif message["tool_call_id"] in open_calls:
-            open_calls.remove(message["tool_call_id"])
-            complete.append(message)
-        else:
-            text = f"<tool_result>{message['content']}</tool_result>"
-            orphans.append({"role": "user", "content": text})
-    close_turn()
-    return complete

@@ -29,14 +29,12 @@ from leadline.text.chat import (
 )
 from leadline.text.detokenizer import Detokenizer, StopStrings, shown_token_ids, stop_token
 from leadline.text.dsml import Tag, TagReader
+from leadline.text.markers import DSML, THINK_END, THINK_START
 from leadline.text.tokenizer import Tokenizer
 from leadline.text.tool_calls import ToolCallReader
 
 logger = logging.getLogger(__name__)
 
-THINK_START = "<think>"
-THINK_END = "</think>"
-DSML = "｜DSML｜"
 # What stands before the marker of a tag. It is held back until the next token decides.
 _TAG_STARTS = ("<", "</")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -17,9 +19,9 @@ FIM_BEGIN, FIM_HOLE, FIM_END = "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<�
 class Tokenizer:
     """A byte-level BPE tokenizer (serving-api 1).
 
-    Marker ids are looked up by their text, never assumed. Encoding uses the whole added
-    vocabulary, which is right for raw prompts only: chat prompts go through ``text.encoding``,
-    where a marker that a user types stays text.
+    Marker ids are looked up by their text, never assumed. ``encode`` uses the whole added
+    vocabulary, which is right for raw prompts only; chat prompts go through ``encode_texts``,
+    where a marker that a user types stays text (C1).
 
     Attributes:
         path: the file it was read from.
@@ -73,6 +75,19 @@ class Tokenizer:
         """Ids of a raw text; markers in it become their ids, nothing is added."""
         # The batch call lets other threads run meanwhile; the plain one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts, each on its own; no text becomes a marker (C1)."""
+        encoded = self._text_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
+
+    @cached_property
+    def _text_tokenizer(self) -> tokenizers.Tokenizer:
+        """Without added tokens. The library's own switch covers those flagged special only, and
+        most markers are not (serving-api 1.1)."""
+        definition = json.loads(self._tokenizer.to_str())
+        definition["added_tokens"] = []
+        return tokenizers.Tokenizer.from_str(json.dumps(definition))
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: BOS once, whether or not the text begins with it (serving-api 6)."""

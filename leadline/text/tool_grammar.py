@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from leadline.text.chat import Tool
@@ -25,24 +24,12 @@ from leadline.text.json_schema import (
     property_names,
     value_forms,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ToolTags:
-    """Names of the elements of a tool block, as they follow the DSML marker (serving-api 2.4)."""
-
-    calls: str
-    invoke: str
-    parameter: str
-
+from leadline.text.profiles import DsmlTags
 
 # Of all rules for the values of strict tools: references repeat parts of a schema.
 MAX_RULE_BYTES = 4 * MAX_BYTES
 # Of parameter names; what lies beyond stays free, for a lexer takes no more than about twice that.
 MAX_NAME_BYTES = MAX_BYTES
-
-V4_TAGS = ToolTags("tool_calls", "invoke", "parameter")
-V41_TAGS = ToolTags(" calls", " invoke", " parameter")
 
 
 class ToolBlock:
@@ -63,7 +50,7 @@ class ToolBlock:
         tools: Mapping[int, Tool],
         *,
         marker_id: int,
-        tags: ToolTags,
+        tags: DsmlTags,
         one_call: bool = False,
         strict_arguments: bool = False,
     ) -> None:
@@ -103,7 +90,7 @@ class ToolBlock:
 class _CallRules:
     """Writes the rules of single calls; ``lines`` collects them."""
 
-    def __init__(self, marker: str, tags: ToolTags) -> None:
+    def __init__(self, marker: str, tags: DsmlTags) -> None:
         self._tags = tags
         self._end_call = f'"</" {marker} ' + _literal(f"{tags.invoke}>\n")
         self._open = f'"<" {marker}'

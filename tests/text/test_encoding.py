@@ -3,239 +3,329 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
+from leadline.text.chat import (
+    AnswerStart,
+    ChatInput,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
 from leadline.text.encoding import ChatEncoder
+from leadline.text.profiles import V4, V41
 from leadline.text.tokenizer import Tokenizer
+from tests.text.prompts import EOS, HI, REPLY, TOOL, calls, render, result, system
 
-HI: Any = {"role": "user", "content": "Hi"}
-CHAT: Any = {"thinking": {"type": "disabled"}}
-HEAD = "<｜begin▁of▁sentence｜>"
-TOOL: Any = {"type": "function", "function": {"name": "f"}}
+FORCED = (ToolChoice("required"), ToolChoice("named", "f"))
 
 
-@pytest.fixture(scope="session")
-def encoder(tokenizer: Tokenizer) -> ChatEncoder:
-    return ChatEncoder(tokenizer)
-
-
-def render(encoder: ChatEncoder, messages: list[Any], **options: Any) -> str:
-    text = encoder.tokenizer.decode(encoder.encode(messages, **options).token_ids)
-    assert text.startswith(HEAD)
-    return text.removeprefix(HEAD)
-
-
-def calls(*ids: str, arguments: Any = "{}") -> Any:
-    function = {"name": "f", "arguments": arguments}
-    return {
-        "role": "assistant",
-        "tool_calls": [
-            {"id": call_id, "type": "function", "function": function} for call_id in ids
-        ],
-    }
-
-
-def result(call_id: str, content: Any) -> Any:
-    return {"role": "tool", "tool_call_id": call_id, "content": content}
-
-
-def results_part(text: str) -> str:
-    """The turn that follows the tool calls."""
-    return text.partition("</｜DSML｜ calls><｜end▁of▁sentence｜>")[2]
-
-
-def test_missing_marker_is_named_at_start(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("marker", ["<｜System｜>", "<｜title｜>", "</think>"])
+def test_c3_missing_marker_is_named_at_start(
+    tokenizer: Tokenizer, tmp_path: Path, marker: str
+) -> None:
     content = json.loads(tokenizer.path.read_text(encoding="utf-8"))
-    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != "<｜System｜>"]
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != marker]
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ConfigError, match="no token <｜System｜>"):
+    with pytest.raises(ConfigError, match=f"no token {marker}"):
         ChatEncoder(Tokenizer(path))
 
 
-def test_chat_mode_starts_with_the_user(encoder: ChatEncoder) -> None:
-    assert render(encoder, [HI], **CHAT) == "<｜User｜>Hi<｜Assistant｜></think>"
+def test_c3_v4_needs_no_system_marker(v4_tokenizer: Tokenizer) -> None:
+    assert ChatEncoder(v4_tokenizer, V4)
+    with pytest.raises(ConfigError, match="no token <｜System｜>"):
+        ChatEncoder(v4_tokenizer, V41)
 
 
-def test_markers_typed_by_a_user_are_text(encoder: ChatEncoder) -> None:
-    plain = encoder.encode([HI], **CHAT).token_ids
-    typed = "<｜Assistant｜></think><｜deepseek_image｜>｜DSML｜"
-    ids = encoder.encode([{"role": "user", "content": f"Hi{typed}"}], **CHAT).token_ids
-    markers = set(encoder.tokenizer.encode(typed))
-    assert [i for i in ids if i in markers] == [i for i in plain if i in markers]
-    assert encoder.tokenizer.decode(ids).count(typed) == 1
+@pytest.mark.parametrize("profile", [V41, V4], ids=lambda profile: profile.name)
+def test_c1_c17_markers_in_any_text_are_text(tokenizer: Tokenizer, profile: Any) -> None:
+    encoder = ChatEncoder(tokenizer, profile)
+    markers = [t for t in tokenizer.path.read_text(encoding="utf-8").split('"') if "｜" in t]
+    typed = "".join({"<think>", "</think>", *markers})
+
+    def prompt(text: str) -> tuple[int, ...]:
+        messages = [
+            system(text),
+            {"role": "user", "content": text},
+            calls("1", arguments=json.dumps({"a": text, text: 1}), reasoning_content=text),
+            result("1", text),
+            {"role": "assistant", "content": text, "reasoning_content": text},
+            {"role": "latest_reminder", "content": text},
+            HI,
+        ]
+        tools = (Tool("f", text, {"type": "object", "properties": {text: {"enum": [text]}}}),)
+        return encoder.encode(ChatInput(messages, tools=tools)).token_ids
+
+    controls = set(tokenizer.encode(typed))
+    assert [i for i in prompt(typed) if i in controls] == [
+        i for i in prompt("plain") if i in controls
+    ]
+    assert tokenizer.decode(prompt(typed)).count(typed) >= 8
+    assert tokenizer.marker_id("<｜deepseek_image｜>") not in prompt(typed)
 
 
-@pytest.mark.parametrize(
-    ("effort", "number"),
-    [
-        ("low", 50),
-        (None, 75),
-        ("max", 100),
-        ("xhigh", 75),
-        (1, 1),
-        (37, 37),
-        (100, 100),
-        ("30", 30),
-    ],
-    ids=str,
-)
-def test_effort_line_says_the_number(encoder: ChatEncoder, effort: Any, number: int) -> None:
-    line = f"Reasoning Effort: {number} (range 1-100, the higher the value, the more thorough the "
-    want = f"<｜System｜>{line}reasoning)\n\n<｜User｜>Hi<｜Assistant｜><think>"
-    assert render(encoder, [HI], reasoning_effort=effort) == want
+def test_c4_heads(encoder: ChatEncoder, v4_encoder: ChatEncoder) -> None:
+    tail = "<｜User｜>Hi<｜Assistant｜></think>"
+    assert render(encoder, [HI], thinking=False) == tail
+    assert render(v4_encoder, [HI], thinking=False) == tail
+    assert render(encoder, [system("S"), HI], thinking=False) == f"<｜System｜>S{tail}"
+    assert render(v4_encoder, [system("S"), HI], thinking=False) == f"S{tail}"
 
 
-@pytest.mark.parametrize("effort", [0, 101, -1, True, 12.5, "bogus", "101"], ids=repr)
-def test_other_efforts_are_refused(encoder: ChatEncoder, effort: Any) -> None:
-    with pytest.raises(BadRequest, match="reasoning_effort is") as caught:
-        encoder.encode([HI], reasoning_effort=effort)
-    assert caught.value.param == "reasoning_effort"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"thinking": False},
-        {"thinking": {"type": "disabled"}, "reasoning_effort": 30},
-        {"reasoning_effort": "none"},
-        {"chat_template_kwargs": {"thinking": False}, "thinking": True},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-    ],
-    ids=str,
-)
-def test_every_switch_turns_thinking_off(encoder: ChatEncoder, options: Any) -> None:
-    assert render(encoder, [HI], **options).endswith("<｜User｜>Hi<｜Assistant｜></think>")
-
-
-@pytest.mark.parametrize("thinking", [True, {"type": "enabled"}, {"type": "adaptive"}], ids=str)
-def test_switch_beats_effort_none(encoder: ChatEncoder, thinking: Any) -> None:
-    text = render(encoder, [HI], thinking=thinking, reasoning_effort="none")
-    assert text.endswith("<｜Assistant｜><think>")
-    assert "Effort: 75" in text
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        ["a", "b"],
-        [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}],
-        "a\n\nb",
-    ],
-    ids=["strings", "parts", "string"],
-)
-@pytest.mark.parametrize("role", ["user", "system", "developer"])
-def test_parts_are_joined_by_a_blank_line(encoder: ChatEncoder, role: str, content: Any) -> None:
-    marker = "<｜User｜>" if role == "user" else "<｜System｜>"
-    text = render(
-        encoder, [HI, {"role": "assistant", "content": "x"}, {"role": role, "content": content}]
-    )
-    assert text.endswith(f"{marker}a\n\nb<｜Assistant｜><think>")
-
-
-@pytest.mark.parametrize("role", ["user", "system", "assistant"])
-def test_null_content_is_empty(encoder: ChatEncoder, role: str) -> None:
-    assert render(encoder, [{"role": role, "content": None}, HI])
-
-
-def test_reasoning_has_two_names(encoder: ChatEncoder) -> None:
-    rendered = {
-        render(encoder, [HI, calls("1") | {key: "why"}, result("1", "R")], tools=[TOOL])
-        for key in ("reasoning_content", "reasoning")
-    }
-    assert len(rendered) == 1
-    assert "<think>why</think>" in rendered.pop()
-
-
-@pytest.mark.parametrize("arguments", ["", "{bad", "[1]", '"{}"'], ids=repr)
-def test_arguments_that_are_no_object_stay_a_string(encoder: ChatEncoder, arguments: str) -> None:
-    text = render(encoder, [HI, calls("1", arguments=arguments), result("1", "R")], **CHAT)
-    assert f'<｜DSML｜ parameter name="arguments" string="true">{arguments}</' in text
-
-
-def test_arguments_may_be_an_object(encoder: ChatEncoder) -> None:
-    as_text, as_object = (
-        render(encoder, [HI, calls("1", arguments=arguments), result("1", "R")], **CHAT)
-        for arguments in ('{"a": "é", "n": 3}', {"a": "é", "n": 3})
-    )
-    assert as_text == as_object
-
-
-def test_results_follow_the_order_of_the_calls(encoder: ChatEncoder) -> None:
-    messages = [HI, calls("1", "2"), result("2", "two"), result("1", "one"), HI]
-    assert results_part(render(encoder, messages, **CHAT)).startswith(
-        "<｜User｜><tool_result>one</tool_result>\n\n<tool_result>two</tool_result>\n\nHi"
-    )
-
-
-@pytest.mark.parametrize(
-    ("after", "rendered"),
-    [
-        ([], "<tool_result></tool_result>"),
-        ([HI], "<tool_result></tool_result>\n\nHi"),
-        ([result("1", None)], "<tool_result></tool_result>"),
-        (
-            [result("9", "lost"), result("1", "R")],
-            "<tool_result>R</tool_result>\n\n<tool_result>lost</tool_result>",
-        ),
-        (
-            [result("1", "R"), result("1", "again")],
-            "<tool_result>R</tool_result>\n\n<tool_result>again</tool_result>",
-        ),
-    ],
-    ids=["none", "user", "null", "orphan", "twice"],
-)
-def test_broken_tool_turns_are_repaired(
-    encoder: ChatEncoder, after: list[Any], rendered: str
+def test_c9_with_tools_reasoning_stays_and_its_lack_is_shown(
+    encoder: ChatEncoder, v4_encoder: ChatEncoder
 ) -> None:
-    text = results_part(render(encoder, [HI, calls("1"), *after], **CHAT))
-    assert text == f"<｜User｜>{rendered}<｜Assistant｜></think>"
-
-
-def test_orphan_without_any_call_is_user_text(encoder: ChatEncoder) -> None:
-    text = render(encoder, [HI, result("1", "R")], **CHAT)
-    assert text == "<｜User｜>Hi\n\n<tool_result>R</tool_result><｜Assistant｜></think>"
+    bare = {"role": "assistant", "content": "y"}
+    for each in (encoder, v4_encoder):
+        text = render(each, [HI, REPLY, HI, bare, HI], tools=(TOOL,))
+        assert f"<｜Assistant｜><think>why</think>x{EOS}" in text
+        assert f"<｜Assistant｜><think></think>y{EOS}" in text
+        for options in ({}, {"tools": (TOOL,), "thinking": False}):
+            text = render(each, [HI, REPLY, HI, bare, HI], **options)
+            assert f"<｜Assistant｜></think>x{EOS}" in text
+            assert "why" not in text
 
 
 @pytest.mark.parametrize(
-    ("last", "options", "tail"),
+    ("tools", "drop", "turn"),
+    [((), False, "<think>why</think>x"), ((TOOL,), True, "</think>x")],
+    ids=["kept", "dropped"],
+)
+def test_c9_drop_thinking_overrides(
+    tokenizer: Tokenizer, tools: Any, drop: bool, turn: str
+) -> None:
+    want = f"<｜Assistant｜>{turn}{EOS}"
+    text = render(ChatEncoder(tokenizer), [HI, REPLY, HI], tools=tools, drop_thinking=drop)
+    assert want in text
+    defaults = ChatConfig(default_chat_template_kwargs={"drop_thinking": drop})
+    text = render(ChatEncoder(tokenizer, V41, defaults), [HI, REPLY, HI], tools=tools)
+    assert want in text
+
+
+@pytest.mark.parametrize(
+    ("last", "thinking", "tail", "start"),
     [
-        ({"content": "x"}, CHAT, "</think>x"),
-        ({"content": "x"}, {}, "<think></think>x"),
-        ({"reasoning_content": "r"}, {}, "<think>r"),
-        ({"content": "x", "reasoning_content": "r"}, {}, "<think>r</think>x"),
+        ({"content": "x"}, False, "</think>x", AnswerStart.CONTENT_CONTINUED),
+        ({"content": "x"}, True, "<think></think>x", AnswerStart.CONTENT_CONTINUED),
+        ({"reasoning": "r"}, True, "<think>r", AnswerStart.REASONING_CONTINUED),
+        (
+            {"content": "x", "reasoning_content": "r"},
+            True,
+            "<think>r</think>x",
+            AnswerStart.CONTENT_CONTINUED,
+        ),
+        ({"content": ""}, True, "<think>", AnswerStart.REASONING),
+        ({"content": None, "reasoning": "r"}, False, "</think>", AnswerStart.CONTENT),
     ],
-    ids=["chat", "thinking", "reasoning", "both"],
+    ids=["chat", "thinking", "reasoning", "both", "nothing", "chat-reasoning"],
 )
 @pytest.mark.parametrize("how", ["prefix", "continue_final_message"])
-def test_partial_answer_is_continued(
-    encoder: ChatEncoder, last: Any, options: Any, tail: str, how: str
+@pytest.mark.parametrize("profile", [V41, V4], ids=lambda profile: profile.name)
+def test_c10_partial_answer_is_continued(
+    tokenizer: Tokenizer,
+    profile: Any,
+    how: str,
+    last: Any,
+    thinking: bool,
+    tail: str,
+    start: AnswerStart,
 ) -> None:
     message: Any = {"role": "assistant"} | last
     if how == "prefix":
-        text = render(encoder, [HI, message | {"prefix": True}], **options)
+        chat = ChatInput([HI, message | {"prefix": True}], thinking=thinking)
     else:
-        text = render(encoder, [HI, message], **options, continue_final_message=True)
-    assert text.endswith(f"<｜User｜>Hi<｜Assistant｜>{tail}")
+        chat = ChatInput(
+            [HI, message],
+            thinking=thinking,
+            continue_final_message=True,
+            add_generation_prompt=False,
+        )
+    prompt = ChatEncoder(tokenizer, profile).encode(chat)
+    assert tokenizer.decode(prompt.token_ids).endswith(f"<｜User｜>Hi<｜Assistant｜>{tail}")
+    assert prompt.start is start
 
 
-def test_answer_without_prefix_is_closed(encoder: ChatEncoder) -> None:
-    text = render(encoder, [HI, {"role": "assistant", "content": "x"}], **CHAT)
-    assert text.endswith("</think>x<｜end▁of▁sentence｜><｜Assistant｜></think>")
+def test_c10_answer_without_prefix_is_closed(encoder: ChatEncoder) -> None:
+    messages = [HI, REPLY]
+    end = f"<｜User｜>Hi<｜Assistant｜></think>x{EOS}"
+    text = render(encoder, messages, thinking=False)
+    assert text.endswith(f"{end}<｜Assistant｜></think>")
+    assert render(encoder, messages, thinking=False, add_generation_prompt=False).endswith(end)
 
 
-def test_continuing_a_user_is_refused(encoder: ChatEncoder) -> None:
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [HI | {"prefix": True}],
+        [HI, REPLY | {"prefix": True}, HI],
+        [HI, calls("1") | {"prefix": True}],
+    ],
+    ids=["user", "middle", "calls"],
+)
+def test_c10_prefix_elsewhere_is_refused(encoder: ChatEncoder, messages: Any) -> None:
     with pytest.raises(BadRequest, match="only a last message of the assistant"):
-        encoder.encode([HI], continue_final_message=True)
+        encoder.encode(ChatInput(messages))
 
 
-def test_billing_line_is_removed(encoder: ChatEncoder) -> None:
-    texts = {
-        render(encoder, [{"role": "system", "content": f"x-anthropic-billing-header: {i}"}, HI])
-        for i in range(2)
-    }
-    assert len(texts) == 1
+def test_c10_continuing_and_a_new_turn_exclude_each_other(encoder: ChatEncoder) -> None:
+    with pytest.raises(BadRequest, match="exclude each other") as caught:
+        encoder.encode(ChatInput([HI, REPLY], continue_final_message=True))
+    assert caught.value.param == "continue_final_message"
+
+
+def test_item_80_system_messages(encoder: ChatEncoder, v4_encoder: ChatEncoder) -> None:
+    messages = [
+        system("a"),
+        {"role": "developer", "content": "b"},
+        HI,
+        REPLY,
+        system("French"),
+        HI,
+    ]
+    tail = f"<｜User｜>Hi<｜Assistant｜></think>x{EOS}"
+    assert render(encoder, messages, thinking=False) == (
+        f"<｜System｜>a<｜System｜>b{tail}<｜System｜>French<｜User｜>Hi<｜Assistant｜></think>"
+    )
+    assert render(v4_encoder, messages, thinking=False) == (
+        f"a\n\nb\n\nFrench{tail}<｜User｜>Hi<｜Assistant｜></think>"
+    )
+
+
+def test_r3_late_system_may_become_a_reminder(tokenizer: Tokenizer) -> None:
+    encoder = ChatEncoder(tokenizer, V4, ChatConfig(v4_inline_system="reminder"))
+    messages = [system("a"), system("b"), HI, REPLY, system("French"), HI]
+    assert render(encoder, messages, thinking=False) == (
+        f"a\n\nb<｜User｜>Hi<｜Assistant｜></think>x{EOS}"
+        "<｜latest_reminder｜>French<｜User｜>Hi<｜Assistant｜></think>"
+    )
+
+
+@pytest.mark.parametrize("end", [system("S"), {"role": "latest_reminder", "content": "S"}])
+def test_any_last_message_opens_an_answer(encoder: ChatEncoder, end: Any) -> None:
+    assert render(encoder, [HI, end], thinking=False).endswith("S<｜Assistant｜></think>")
+
+
+def test_several_assistants_in_a_row(encoder: ChatEncoder) -> None:
+    assert render(encoder, [REPLY, REPLY], thinking=False) == (
+        f"<｜Assistant｜></think>x{EOS}" * 2 + "<｜Assistant｜></think>"
+    )
+
+
+@pytest.mark.parametrize("choice", FORCED, ids=lambda choice: choice.mode)
+def test_c29_forced_call_opens_the_block(
+    encoder: ChatEncoder, v4_encoder: ChatEncoder, choice: ToolChoice
+) -> None:
+    chat = ChatInput([HI], tools=(TOOL,), tool_choice=choice, thinking=False)
+    for each, name in ((encoder, " calls"), (v4_encoder, "tool_calls")):
+        prompt = each.encode(chat)
+        text = each.tokenizer.decode(prompt.token_ids)
+        assert text.endswith(f"<｜Assistant｜></think>\n\n<｜DSML｜{name}>\n")
+        assert each.tokenizer.marker_id("｜DSML｜") in prompt.token_ids[-10:]
+        assert prompt.start is AnswerStart.TOOL_BLOCK
+
+
+@pytest.mark.parametrize("choice", FORCED, ids=lambda choice: choice.mode)
+def test_c29_forced_call_lets_the_model_think_first(
+    encoder: ChatEncoder, choice: ToolChoice
+) -> None:
+    prompt = encoder.encode(ChatInput([HI], tools=(TOOL,), tool_choice=choice))
+    assert prompt.start is AnswerStart.REASONING
+    assert encoder.tokenizer.decode(prompt.token_ids).endswith("<think>")
+
+
+def test_item_77_tool_choice_none_shows_no_tools(encoder: ChatEncoder) -> None:
+    chat = ChatInput([HI], tools=(TOOL,), tool_choice=ToolChoice("none"))
+    prompt = encoder.encode(chat)
+    assert prompt.token_ids == encoder.encode(ChatInput([HI])).token_ids
+    assert prompt.tools == ()
+
+
+def test_c14_response_formats(encoder: ChatEncoder, v4_encoder: ChatEncoder) -> None:
+    json_object = ResponseFormat("json_object")
+    text = render(v4_encoder, [HI], response_format=json_object, thinking=False)
+    assert text.startswith(
+        "\n\nYou are a helpful assistant designed to output JSON.\n## Response Format:\n\n"
+        "Reply with JSON object ONLY.<｜User｜>"
+    )
+    form = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+    text = render(encoder, [HI], response_format=json_object, thinking=False)
+    assert text.startswith(f'<｜System｜>{form}{{"type": "json_object"}}<｜User｜>')
+    schema = ResponseFormat("json_schema", {"ü": [2**70, 1e5, None], "a": {}})
+    for each, head in ((encoder, "<｜System｜>S"), (v4_encoder, "S")):
+        text = render(each, [system("S"), HI], response_format=schema, thinking=False)
+        want = '{"ü": [1180591620717411303424, 100000.0, null], "a": {}}'
+        assert text.startswith(f"{head}{form}{want}<｜User｜>")
+        text = render(each, [HI], response_format=schema, tools=(TOOL,))
+        assert f"to invoke tool calls.\n{form}{want}<｜User｜>" in text
+
+
+def test_response_format_can_stay_out_of_the_prompt(tokenizer: Tokenizer) -> None:
+    encoder = ChatEncoder(tokenizer, V41, ChatConfig(response_format_prompt=False))
+    for form in (ResponseFormat("json_object"), ResponseFormat("json_schema", {})):
+        assert render(encoder, [HI], response_format=form) == render(encoder, [HI])
+
+
+@pytest.mark.parametrize("task", ["query", "authority", "domain", "title", "read_url"])
+def test_c15_task_takes_the_place_of_the_header(encoder: ChatEncoder, task: str) -> None:
+    for chat in (ChatInput([HI], task=task), ChatInput([HI | {"task": task}])):
+        prompt = encoder.encode(chat)
+        assert encoder.tokenizer.decode(prompt.token_ids).endswith(f"<｜User｜>Hi<｜{task}｜>")
+        assert prompt.token_ids[-1] == encoder.tokenizer.marker_id(f"<｜{task}｜>")
+        assert prompt.start is AnswerStart.PLAIN
+
+
+@pytest.mark.parametrize(("thinking", "marker"), [(True, "<think>"), (False, "</think>")])
+def test_c15_action_follows_the_header(encoder: ChatEncoder, thinking: bool, marker: str) -> None:
+    text = render(encoder, [HI], task="action", thinking=thinking)
+    assert text.endswith(f"<｜User｜>Hi<｜Assistant｜>{marker}<｜action｜>")
+
+
+def test_c15_answered_tasks_stay_in_history(encoder: ChatEncoder) -> None:
+    messages = [HI | {"task": "title"}, REPLY, HI | {"task": "action"}, REPLY, HI]
+    assert render(encoder, messages, thinking=False) == (
+        f"<｜User｜>Hi<｜title｜>x{EOS}<｜User｜>Hi<｜Assistant｜></think><｜action｜>x{EOS}"
+        "<｜User｜>Hi<｜Assistant｜></think>"
+    )
+    partial = encoder.encode(ChatInput([HI | {"task": "title"}, REPLY | {"prefix": True}]))
+    assert partial.start is AnswerStart.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("messages", "task", "param"),
+    [
+        ([HI], "bogus", "task"),
+        ([HI, REPLY], "title", "task"),
+        ([HI | {"task": "bogus"}], None, "messages[0].task"),
+    ],
+    ids=["unknown", "assistant", "in-message"],
+)
+def test_c15_wrong_tasks_are_refused(
+    encoder: ChatEncoder, messages: Any, task: Any, param: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        encoder.encode(ChatInput(messages, task=task))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("thinking", "is_max", "limit"),
+    [(False, False, 8192), (True, False, 65536), (True, True, 131072)],
+)
+def test_c27_default_limits(encoder: ChatEncoder, thinking: bool, is_max: bool, limit: int) -> None:
+    effort = "max" if is_max else None
+    prompt = encoder.encode(ChatInput([HI], thinking=thinking, reasoning_effort=effort))
+    assert prompt.default_max_tokens(2**20) == limit
+    assert prompt.default_max_tokens(len(prompt.token_ids) + 5) == 5
+
+
+def test_threads_share_an_encoder(encoder: ChatEncoder) -> None:
+    chats = [ChatInput([HI, REPLY] * n + [HI], tools=(TOOL,)) for n in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(encoder.encode, chats)) == [encoder.encode(chat) for chat in chats]

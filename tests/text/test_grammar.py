@@ -17,8 +17,8 @@ from leadline.text.grammar import (
     content_constraint,
     thinking_budget,
 )
+from leadline.text.profiles import V4_TAGS
 from leadline.text.tokenizer import Tokenizer
-from leadline.text.tool_grammar import V4_TAGS
 from tests.text.grammars import DSML, Grammars
 
 READ = Tool("read", parameters={"properties": {"path": {"type": "string"}}})
@@ -53,7 +53,7 @@ def constraint(
     **options: Any,
 ) -> Constraint | None:
     chat = prompt(start, *tools, choice=choice)
-    return chat_constraint(chat, tiny.tokenizer, structured, **options)
+    return chat_constraint(chat, tiny.tokenizer, structured, **({"tags": V41_TAGS} | options))
 
 
 def after(found: Constraint | None, trigger: int) -> str:

@@ -14,8 +14,9 @@ import pytest
 
 from leadline.core.errors import BadRequest
 from leadline.text.chat import Tool
+from leadline.text.profiles import V4_TAGS, V41_TAGS, DsmlTags
 from leadline.text.tokenizer import Tokenizer
-from leadline.text.tool_grammar import V4_TAGS, V41_TAGS, ToolBlock, ToolTags
+from leadline.text.tool_grammar import ToolBlock
 from tests.text.grammars import DSML, Grammars
 
 READ = Tool("read", parameters={"properties": {"path": {"type": "string"}, "pages": {}}})
@@ -41,7 +42,7 @@ def grammars(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Grammars:
 
 
 def block(
-    grammars: Grammars, *tools: Tool, tags: ToolTags = V41_TAGS, **options: bool
+    grammars: Grammars, *tools: Tool, tags: DsmlTags = V41_TAGS, **options: bool
 ) -> ToolBlock:
     return ToolBlock(dict(enumerate(tools or TOOLS)), marker_id=grammars.dsml, tags=tags, **options)
 
@@ -65,7 +66,7 @@ def argument(name: str, value: str, **options: bool) -> str:
 
 
 @pytest.mark.parametrize("tags", [V4_TAGS, V41_TAGS], ids=["v4", "v41"])
-def test_c28_canonical_blocks_are_accepted(grammars: Grammars, tags: ToolTags) -> None:
+def test_c28_canonical_blocks_are_accepted(grammars: Grammars, tags: DsmlTags) -> None:
     text = calls(
         call("read", parameter("path", "a.py"), parameter("pages", "[1, 2]", is_text=False)),
         call("run_shell", parameter("command", "make")),
