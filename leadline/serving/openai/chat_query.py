@@ -55,7 +55,9 @@ def chat_input(body: ChatRequest, form: AnswerFormat) -> ChatInput:
     """
     if body.chat_template is not None:
         raise BadRequest(
-            "chat_template: the prompt format is fixed by the model", param="chat_template"
+            "chat_template: the prompt format is fixed by the model",
+            param="chat_template",
+            code="not_supported",
         )
     extra = body.chat_template_kwargs or {}
     tools = _tools(body)
