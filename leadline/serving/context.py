@@ -15,6 +15,7 @@ from leadline.core.client import EngineClient
 from leadline.core.errors import BadRequest
 from leadline.serving.metrics import ServingMetrics
 from leadline.text.encoding import ChatEncoder
+from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -85,7 +86,8 @@ class Server:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.encoder = ChatEncoder(tokenizer)
+        profile = choose_profile(config.chat.effort_profile)
+        self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model
         self.config = config
         self.model_names = config.served_model_name or (model.root.rstrip("/").split("/")[-1],)

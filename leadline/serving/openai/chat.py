@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.serving.body import decode_body
-from leadline.serving.chat import ChatRun, ChoiceRun, prepare_chat
+from leadline.serving.chat import prepare_chat
+from leadline.serving.chat_run import ChatRun, ChoiceRun
 from leadline.serving.context import Caller, Server
 from leadline.serving.endpoint import respond
 from leadline.serving.message_builder import MessageBuilder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from leadline.serving.chat import ChatRun, ChoiceRun
+from leadline.serving.chat_run import ChatRun, ChoiceRun
 from leadline.serving.dialect import event
 from leadline.serving.openai.answers import (
     FINGERPRINT,
