@@ -431,3 +431,33 @@ def test_c12_a_sampled_call_comes_back_as_it_was(rig: MakeRig) -> None:
     assert sampled in server.prompt
     server.chat(tools=TOOLS, messages=[*HELLO, turn, result], cache_salt="other")
     assert sampled not in server.prompt
+
+
+@pytest.mark.parametrize(
+    ("policy", "body", "wanted"),
+    [
+        ("honour", {}, (1.0, 1.0)),
+        ("honour", {"tools": TOOLS}, (1.0, 0.95)),
+        ("honour", {"tools": TOOLS, "temperature": 0.2, "top_p": 0.5}, (0.2, 0.5)),
+        ("deepseek", {"temperature": 0.2, "top_p": 0.5}, (1.0, 1.0)),
+        ("deepseek", {"tools": TOOLS, "top_p": 0.5}, (1.0, 0.95)),
+        ("deepseek", {"temperature": 0.2, "top_p": 0.5} | OFF, (0.2, 0.5)),
+    ],
+    ids=["honour", "honour-tools", "honour-asked", "cloud", "cloud-tools", "cloud-chat"],
+)
+def test_c40_policies_of_v4(
+    rig: MakeRig, policy: str, body: dict[str, Any], wanted: tuple[float, float]
+) -> None:
+    sampling = sampling_of(rig("x", effort_profile="v4", sampling_policy=policy), **body)
+    assert (sampling.temperature, sampling.top_p) == wanted
+
+
+def test_v4_has_its_own_block_and_no_namespaces(rig: MakeRig) -> None:
+    call = CALL.replace("｜DSML｜ calls", "｜DSML｜tool_calls").replace("｜DSML｜ ", "｜DSML｜")
+    server = rig(call, effort_profile="v4")
+    message = server.chat(tools=TOOLS)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert "<｜DSML｜tool_calls>" in server.prompt
+    tool = {"type": "function", "name": "read"}
+    group = {"type": "namespace", "name": "fs", "tools": [tool]}
+    assert server.refuse("/v1/responses", input="Hi", tools=[group])["param"] == "tools[0]"
