@@ -22,7 +22,7 @@ class ChoiceRun:
 
     Attributes:
         parser: says how the choice ended, once it has.
-        token_ids: generated ones since the last ``take_token_ids``.
+        keeps_ids: whether ``take_token_ids`` has something to take.
     """
 
     def __init__(
@@ -32,8 +32,11 @@ class ChoiceRun:
         request: EngineRequest,
         index: int,
         options: ParserOptions,
+        *,
+        keeps_ids: bool,
     ) -> None:
         self.index = index
+        self.keeps_ids = keeps_ids
         self.request = request
         self.parser = OutputParser(tokenizer, call.prompt, request.sampling, options=options)
         self._tokenizer = tokenizer
@@ -42,7 +45,8 @@ class ChoiceRun:
 
     def note(self, output: TokenOutput, num_tokens: int) -> None:
         """Keep what the first ``num_tokens`` of an output say beside their text."""
-        self._token_ids += output.token_ids[:num_tokens]
+        if self.keeps_ids:
+            self._token_ids += output.token_ids[:num_tokens]
         if output.logprobs:
             self._entries += shown_entries(
                 output, num_tokens, self.request.sampling, self._tokenizer
@@ -82,6 +86,7 @@ class ChatRun:
         log_id: the id of the HTTP request.
         interval: tokens of a choice that make a step; the first and the last come at once.
         shows_reasoning: whether steps have the reasoning's text.
+        keeps_ids: whether generated ids are kept for ``take_token_ids``.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class ChatRun:
         *,
         interval: int = 1,
         shows_reasoning: bool = True,
+        keeps_ids: bool = False,
     ) -> None:
         self.call = call
         self._server = server
@@ -101,7 +107,7 @@ class ChatRun:
         config = server.config.chat
         options = ParserOptions(coerces=config.tool_arg_coercion, raw_markup=config.raw_markup)
         self.choices = [
-            ChoiceRun(server.tokenizer, call, request, i, options)
+            ChoiceRun(server.tokenizer, call, request, i, options, keeps_ids=keeps_ids)
             for i, request in enumerate(choice_requests(call.request))
         ]
         self._streams = [

@@ -111,6 +111,7 @@ def test_a_cut_answer_is_incomplete(rig: MakeRig) -> None:
 def test_c33_a_failure_in_mid_stream_is_the_terminal_event(rig: MakeRig) -> None:
     stream = events(rig([(66,), RuntimeError("secret")], end=False))
     assert [e["type"] for e in stream].count("response.failed") == 1
+    assert [e["sequence_number"] for e in stream] == list(range(len(stream)))
     final = stream[-1]["response"]
     assert (final["status"], final["error"]["code"]) == ("failed", "internal_error")
     assert "secret" not in str(stream)

@@ -59,6 +59,7 @@ class ChatAnswer:
             caller.request_id,
             interval=interval if self.is_stream else 1,
             shows_reasoning=body.include_reasoning is not False,
+            keeps_ids=bool(body.return_token_ids),
         )
         self._id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -79,7 +80,6 @@ class ChatAnswer:
             has_usage=has_usage,
             counts_on=counts_on,
             usage_at_finish=counts_on or self._config.usage_in_final_chunk,
-            shows_ids=bool(self._body.return_token_ids),
         )
         started: set[int] = set()
         async with aclosing(self._run.steps()) as steps:

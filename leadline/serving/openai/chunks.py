@@ -44,7 +44,6 @@ class ChunkWriter:
         has_usage: every chunk has a ``usage``, null before the last.
         counts_on: ``continuous_usage_stats``.
         usage_at_finish: the finish chunk has the usage too.
-        shows_ids: ``return_token_ids``.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class ChunkWriter:
         has_usage: bool,
         counts_on: bool,
         usage_at_finish: bool,
-        shows_ids: bool,
     ) -> None:
         self._run = run
         self._head = head
@@ -66,20 +64,19 @@ class ChunkWriter:
         self._no_usage: UnsetType | None = None if has_usage else UNSET
         self._counts_on = counts_on
         self._usage_at_finish = usage_at_finish
-        self._shows_ids = shows_ids
-        self._is_plain = logprobs is None and not counts_on and not shows_ids
+        self._is_plain = logprobs is None and not counts_on
         self._templates: dict[tuple[int, type[Delta]], bytes] = {}
 
     def start(self, choice: ChoiceRun) -> bytes:
         """The first chunk of a choice."""
         chunk = self._chunk(choice, ChatDelta(role="assistant", content=""))
-        if self._shows_ids:
+        if choice.keeps_ids:
             chunk.prompt_token_ids = self._run.call.prompt.token_ids
         return event(chunk)
 
     def delta(self, choice: ChoiceRun, delta: Delta) -> bytes:
         """One piece of what a choice says."""
-        if self._is_plain and isinstance(delta, Content | Reasoning):
+        if self._is_plain and not choice.keeps_ids and isinstance(delta, Content | Reasoning):
             template = self._template(choice, type(delta))
             text = json_text(delta.text)
             if isinstance(delta, Reasoning):
@@ -89,7 +86,7 @@ class ChunkWriter:
         part = chunk.choices[0]
         if self._logprobs is not None and (entries := choice.take_entries()):
             part.logprobs = ChatLogprobs(self._logprobs.chat(entries))
-        if self._shows_ids:
+        if choice.keeps_ids:
             part.token_ids = choice.take_token_ids()
         return event(chunk)
 
@@ -99,7 +96,7 @@ class ChunkWriter:
         part = chunk.choices[0]
         if self._logprobs is not None and (entries := choice.take_entries()):
             part.logprobs = ChatLogprobs(self._logprobs.chat(entries))
-        if self._shows_ids:
+        if choice.keeps_ids:
             part.token_ids = choice.take_token_ids()
         part.finish_reason = choice.parser.finish_reason
         part.stop_reason = choice.parser.stop_reason

@@ -107,8 +107,7 @@ class ResponsesAnswer:
         except Exception as error:
             if not has_started:
                 raise
-            self._fail(error)
-            yield self._lifecycle("failed")
+            yield self._fail(error) + self._lifecycle("failed")
 
     async def whole(self) -> dict[str, Any]:
         """The same items; the events that tell of them are for nobody."""
@@ -164,15 +163,17 @@ class ResponsesAnswer:
         entries = step.choice.take_entries()
         return self._logprobs.chat(entries) if isinstance(delta, Content) else ()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> bytes:
+        """Settle a response that an error ended; returns the events that close its item."""
         failure = describe(error)
-        self._writer.close("incomplete")
+        data = self._writer.close("incomplete")
         self._response |= {
             "status": "failed",
             "error": {"code": failure.code or failure.kind, "message": failure.message},
             "output": self._writer.output,
             "usage": usage(self._run.counts()),
         }
+        return data
 
     def _lifecycle(self, name: str) -> bytes:
         return self._writer.event({"type": f"response.{name}", "response": self._response})
