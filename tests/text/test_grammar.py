@@ -17,7 +17,7 @@ from leadline.text.grammar import (
     content_constraint,
     thinking_budget,
 )
-from leadline.text.profiles import V4_TAGS
+from leadline.text.profiles import V4_TAGS, V41_TAGS
 from leadline.text.tokenizer import Tokenizer
 from tests.text.grammars import DSML, Grammars
 
