@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,8 +21,8 @@ from leadline.serving import admin
 from leadline.serving.context import ModelInfo, Server
 from leadline.serving.dialect import error_response, on_error
 from leadline.serving.metrics import ServingMetrics
-from leadline.serving.openai.chat import chat_completions
-from leadline.serving.openai.completions import completions
+from leadline.serving.responses.store import ResponseStore
+from leadline.serving.routes import both, inference_routes
 from leadline.text.tokenizer import Tokenizer
 
 _PROBES = ("/health", "/metrics", "/version")
@@ -45,10 +44,9 @@ def build_app(
     server = Server(client, tokenizer, model_info, server_config)
     app = Starlette(
         routes=[
-            *_both("/chat/completions", chat_completions, "POST"),
-            *_both("/completions", completions, "POST"),
-            *_both("/models", admin.models, "GET"),
-            *_both("/models/{model:path}", admin.model, "GET"),
+            *inference_routes(),
+            *both("/models", admin.models),
+            *both("/models/{model:path}", admin.model),
             Route("/health", admin.health),
             Route("/version", admin.version),
             Route("/metrics", admin.metrics),
@@ -61,14 +59,9 @@ def build_app(
         },
     )
     app.state.server = server
+    keeps = server_config.chat.enable_responses_store
+    app.state.responses = ResponseStore() if keeps else None
     return app
-
-
-def _both(
-    path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str
-) -> list[Route]:
-    """With and without ``/v1``: users paste either base URL (serving-api 4)."""
-    return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]
 
 
 async def _nobody_listens(_http: Request, _error: Exception) -> Response:
