@@ -65,6 +65,9 @@ class ScriptedEngine:
                 error=self.error,
             )
 
+    def wait(self) -> None:
+        pass
+
     def step(self) -> list[TokenOutput]:
         # The last request first: results must come back in the order of the prompts.
         outputs = [next(self.live[name]) for name in reversed(self.live)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from leadline.core.errors import BadRequest, EngineOverloaded
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.limits import RequestLimits
+from leadline.engine.pace import Pace
 
 LIMITS = RequestLimits(vocab_size=100, max_model_len=1000, num_pages=8, page_size=256, max_open=3)
 
@@ -85,6 +87,6 @@ def test_a_prompt_for_its_logits_may_fill_the_context() -> None:
 
 
 def test_a_full_queue_is_an_overload() -> None:
-    LIMITS.check_room(2)
+    LIMITS.check_room(2, Pace(time.monotonic))
     with pytest.raises(EngineOverloaded, match="3 requests are running or waiting"):
-        LIMITS.check_room(3)
+        LIMITS.check_room(3, Pace(time.monotonic))
