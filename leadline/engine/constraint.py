@@ -1,14 +1,19 @@
-"""What a request's grammars allow after its tokens so far, and masks for a batch. No torch."""
+"""What a request's grammars allow after its tokens so far, and masks for a batch. No torch.
+
+``llguidance`` is imported when the first grammar comes: engines without grammars do without it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import numpy as np
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from llguidance import LLExecutor, LLMatcher
+    from numpy.typing import NDArray
 
 
 class ConstraintState:
@@ -64,13 +69,17 @@ class TokenMasks:
 
     @cached_property
     def _executor(self) -> LLExecutor:
-        return LLExecutor()  # its threads start when the first grammar comes
+        from llguidance import LLExecutor
+
+        return LLExecutor()
 
     def fill(self, matchers: Sequence[LLMatcher], vocab_size: int) -> NDArray[np.int32]:
         """Bits of the ids that each grammar allows next: ``[n, ceil(vocab_size / 32)]``.
 
         A grammar whose engine gives up is in error afterwards, and its row says nothing.
         """
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+
         masks = allocate_token_bitmask(len(matchers), vocab_size)
         rows = [(matcher, row) for row, matcher in enumerate(matchers)]
         fill_next_token_bitmask_par(self._executor, rows, masks)
@@ -79,5 +88,5 @@ class TokenMasks:
 
 def first_words(message: str) -> str:
     """What a grammar error says, without the traces behind it."""
-    words = " ".join(message.partition("<backtrace>")[0].split())
+    words = " ".join(re.split("<(?:backtrace|state)>", message)[0].split())
     return words if len(words) <= 500 else f"{words[:500]} ..."

@@ -29,8 +29,6 @@ from leadline.core.request import (
     TokenOutput,
 )
 from leadline.engine.batch_builder import BatchBuilder
-from leadline.engine.constraint import ConstraintState
-from leadline.engine.grammar import GrammarCompiler
 from leadline.engine.limits import RequestLimits
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, StepPlan
@@ -39,6 +37,8 @@ from leadline.engine.scheduler import Scheduler
 from leadline.models.batch import Model
 
 if TYPE_CHECKING:
+    from leadline.engine.constraint import ConstraintState
+    from leadline.engine.grammar import GrammarCompiler
     from leadline.engine.sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,8 @@ class Engine:
         timeout, constraint = request.timeout_seconds, request.constraint
         if constraint is not None and self._grammars is None:
             raise BadRequest(
-                "structured outputs and strict tools need a tokenizer, and this model has none",
+                "structured outputs and strict tools need the package llguidance and a model with "
+                "a tokenizer; this server lacks one of them",
                 param="structured_outputs",
             )
         live = Request(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,7 +22,6 @@ from leadline.config.model import ModelConfig, load_model_config
 from leadline.config.presets import PRESETS, preset
 from leadline.core.errors import CheckpointError, ConfigError
 from leadline.engine.engine import Engine
-from leadline.engine.grammar import GrammarCompiler, TokenizerFile
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
 from leadline.models.common.parameters import Parameters
@@ -30,6 +30,9 @@ from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
 from leadline.weights.checkpoint import Checkpoint, resolve_checkpoint
 from leadline.weights.load import CheckpointSource, DummySource
+
+if TYPE_CHECKING:
+    from leadline.engine.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +164,10 @@ def _tokenizer_file(folder: Path | None) -> Path | None:
 
 def _grammar_compiler(weights: _Weights) -> GrammarCompiler | None:
     if weights.tokenizer_file is None:
+        return None
+    try:
+        from leadline.engine.grammar import GrammarCompiler, TokenizerFile
+    except ModuleNotFoundError:  # machines that only run token ids may lack llguidance
         return None
     config = weights.config
     return GrammarCompiler(
