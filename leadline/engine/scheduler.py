@@ -20,10 +20,10 @@ from leadline.core.request import (
     Request,
     RequestState,
     SnapshotKind,
-    TokenLogprobs,
     TokenOutput,
 )
 from leadline.engine.admission import Admission
+from leadline.engine.booking import book, output_of
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.waiting import WaitingQueue
@@ -356,63 +356,25 @@ class Scheduler:
                 continue
             request = group.request
             request.confirmed = max(request.confirmed, group.end)
-            if result.error is not None:
-                outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
-                continue
-            self._cache.commit(request, request.confirmed)
-            is_scored = group.kind is RowKind.PREFILL and group.end == request.prefill_end
-            scores = self._take_scores(request, result, is_scored)
-            if result.token_ids:
-                request.in_flight -= 1
-                outputs.append(self._append(request, result, scores))
-            elif is_scored and not request.sampling.max_tokens:
-                outputs.append(self._finish(request, FinishReason.LENGTH, prompt_logprobs=scores))
+            if result.error is None:
+                self._cache.commit(request, request.confirmed)
+            output = book(group, result, self._eos_token_id)
+            if output is not None:
+                self._metrics.counters["generation_tokens"] += len(output.token_ids)
+                if output.finish_reason is not None:
+                    self._forget(request, output.finish_reason)
+                outputs.append(output)
         return outputs
 
-    @staticmethod
-    def _take_scores(
-        request: Request, result: GroupResult, is_last: bool
-    ) -> tuple[TokenLogprobs | None, ...]:
-        """Collect a prompt's logprobs; all of them, once, when the last have come."""
-        if request.prompt_logprobs is None:
-            return ()
-        request.prompt_logprobs += result.prompt_logprobs
-        if not is_last:
-            return ()
-        scores, request.prompt_logprobs = tuple(request.prompt_logprobs), None
-        return scores
-
-    def _append(
-        self, request: Request, result: GroupResult, scores: tuple[TokenLogprobs | None, ...]
-    ) -> TokenOutput:
-        """Append sampled tokens up to the one that ends the request."""
-        for number, token in enumerate(result.token_ids, start=1):
-            request.append(token)
-            self._metrics.counters["generation_tokens"] += 1
-            if request.constraint is not None and request.constraint.error is not None:
-                error = f"request {request.request_id}: its grammar: {request.constraint.error}"
-                return self._finish(request, FinishReason.ERROR, error=error)
-            reason, stop_token_id = ending(request, self._eos_token_id)
-            if reason is not None:
-                return self._finish(
-                    request,
-                    reason,
-                    token_ids=result.token_ids[:number],
-                    logprobs=result.logprobs[:number],
-                    prompt_logprobs=scores,
-                    stop_token_id=stop_token_id,
-                )
-        return self._output(
-            request,
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
-            prompt_logprobs=scores,
-        )
-
     def _finish(
-        self, request: Request, reason: FinishReason, *, error: str | None = None, **said: object
+        self, request: Request, reason: FinishReason, *, error: str | None = None
     ) -> TokenOutput:
-        """Forget a request, take back its memory, and make its last output."""
+        """End a request between two steps."""
+        self._forget(request, reason)
+        return output_of(request, reason, error=error)
+
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out of the books, and its memory back."""
         if request.state is RequestState.WAITING:
             self.waiting.remove(request)
         else:
@@ -424,42 +386,11 @@ class Scheduler:
         request.state = RequestState.FINISHED
         request.generation += 1
         self._metrics.count_end(reason)
-        return self._output(request, finish_reason=reason, error=error, **said)
 
     @staticmethod
     def _may_stay_hot(request: Request, reason: FinishReason) -> bool:
         ended_well = reason in (FinishReason.STOP, FinishReason.LENGTH)
         return ended_well and request.sampling.max_tokens > 0
-
-    @staticmethod
-    def _output(request: Request, **said: object) -> TokenOutput:
-        return TokenOutput(
-            request.request_id,
-            num_cached_tokens=request.num_cached_tokens,
-            num_replayed_tokens=request.num_replayed_tokens,
-            queue_seconds=request.queue_seconds,
-            **said,  # type: ignore[arg-type]
-        )
-
-
-def ending(request: Request, eos_token_id: int) -> tuple[FinishReason | None, int | None]:
-    """Whether the newest token ends its request, and by which of its ``stop_token_ids``.
-
-    Below ``min_tokens`` no token stops it (serving-api 9.1), but a grammar after which nothing
-    may follow does, with ``ignore_eos`` too (9.4). ``max_tokens`` was lowered at arrival to what
-    ``max_model_len`` leaves, so that length needs no second rule.
-    """
-    sampling, newest = request.sampling, request.tokens[-1]
-    if request.num_output_tokens >= sampling.min_tokens:
-        if newest == eos_token_id and not sampling.ignore_eos:
-            return FinishReason.STOP, None
-        if newest in sampling.stop_token_ids:
-            return FinishReason.STOP, newest
-    if request.constraint is not None and request.constraint.is_complete:
-        return FinishReason.STOP, None
-    if request.num_output_tokens >= sampling.max_tokens:
-        return FinishReason.LENGTH, None
-    return None, None
 
 
 def _may_go_on(request: Request) -> bool:

@@ -104,7 +104,7 @@ def test_c42_constrained_answers_parse_beside_free_ones_that_do_not_change(
             ask(f"json{i}", [30 + i], 200, constraint=Constraint(OBJECT), temperature=1.0, seed=i)
         )
         budget, no_end = ThinkingBudget(i, THINK_END), {EOS: -100.0}
-        drawn = {"temperature": 1.0, "seed": i, "logit_bias": no_end}
+        drawn: dict[str, Any] = {"temperature": 1.0, "seed": i, "logit_bias": no_end}
         engine.add(ask(f"think{i}", [40 + i], 200, constraint=thinking, budget=budget, **drawn))
     outputs = drain(engine)
     for i in range(8):
