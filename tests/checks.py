@@ -174,6 +174,6 @@ class CheckedScheduler(Scheduler):
 
     def _check_progress(self, plan: StepPlan) -> None:
         """Invariant 33: never twice in a row nothing to do while requests are open."""
-        is_stalled = self.num_requests > self.num_deferred and not plan.groups
+        is_stalled = self.can_run and not plan.groups
         assert not (is_stalled and self._is_stalled), "requests are open and nothing was scheduled"
         self._is_stalled = is_stalled

@@ -193,8 +193,9 @@ class Engine:
         if request.request_id in self._scheduler:
             raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
         self.limits.check_room(self._scheduler.num_requests, self.metrics.ends)
-        queued = self._scheduler.num_queued_tokens
-        self.limits.check_queue(request.num_prompt_tokens, queued, self.metrics.feeding)
+        if self.limits.max_queued_tokens:
+            queued = self._scheduler.num_queued_tokens
+            self.limits.check_queue(request.num_prompt_tokens, queued, self.metrics.feeding)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -215,9 +216,9 @@ class Engine:
 
         A call or a compiled grammar (``notify``) may end that earlier.
         """
-        can_run = self._scheduler.num_requests > self._scheduler.num_deferred
+        can_run = self._scheduler.can_run and not self._paused
         is_compiled = any(future.done() for future in self._compiling.values())
-        if self._outputs or self._in_flight or is_compiled or (can_run and not self._paused):
+        if self._outputs or self._in_flight or is_compiled or can_run:
             return 0.0
         deadline = self._scheduler.next_deadline
         return None if deadline is None else max(0.0, deadline - self._clock())

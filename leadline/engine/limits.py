@@ -102,7 +102,7 @@ class RequestLimits:
             EngineOverloaded: they would be more than allowed.
         """
         excess = num_queued + num_prompt - self.max_queued_tokens
-        if self.max_queued_tokens and num_queued and excess > 0:
+        if num_queued and excess > 0:
             raise EngineOverloaded(
                 f"{num_queued} prompt tokens are waiting and this prompt has {num_prompt}, and "
                 f"together they may be no more than {self.max_queued_tokens}; try again later",

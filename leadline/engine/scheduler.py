@@ -76,6 +76,11 @@ class Scheduler:
         return len(self._requests)
 
     @property
+    def can_run(self) -> bool:
+        """Whether some request is not deferred."""
+        return bool(self.running) or any(not request.is_deferred for request in self.waiting)
+
+    @property
     def num_deferred(self) -> int:
         """Waiting requests that cannot be admitted yet."""
         return sum(request.is_deferred for request in self.waiting)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from leadline.config.engine import EngineConfig
@@ -325,6 +326,11 @@ def test_c43_grammars_are_compiled_while_others_decode_and_bad_ones_are_refused(
         await anext(other)
         await other.aclose()
         assert_idle(await engine.stats())
+        # However the engine ends, what it started ends too.
+        probes = psutil.Process(engine.pid).children()
+        assert probes
+        os.kill(engine.pid, signal.SIGKILL)
+        assert psutil.wait_procs(probes, timeout=60)[1] == []
         await engine.shutdown()
 
     asyncio.run(asyncio.wait_for(go(), timeout=180))
