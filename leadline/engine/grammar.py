@@ -85,7 +85,7 @@ class GrammarCompiler:
     def _matcher(self, grammar: str) -> LLMatcher:
         error = self._probe(grammar)
         if not error:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=grammar_probe.LIMITS)
             error = matcher.get_error()
         if error:
             raise BadRequest(
@@ -97,14 +97,18 @@ class GrammarCompiler:
 
     def _probe(self, grammar: str) -> str:
         """What a probe says; each thread takes one of its own, and leaves it if it still lives."""
-        try:
-            probe = self._idle_probes.pop()
-        except IndexError:
-            probe = _Probe(self._file)
+        probe = self._take_probe()
         error = probe.check(grammar)
         if probe.is_alive:
             self._idle_probes.append(probe)
         return error
+
+    def _take_probe(self) -> _Probe:
+        with contextlib.suppress(IndexError):
+            while not (probe := self._idle_probes.pop()).is_alive:
+                pass  # something else has ended it; a grammar must not be blamed
+            return probe
+        return _Probe(self._file)
 
 
 class _Probe:
@@ -117,12 +121,13 @@ class _Probe:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is not meant for it
         )
         self._end = weakref.finalize(self, _end, self._process)
 
     @property
     def is_alive(self) -> bool:
-        return self._end.alive
+        return self._process.poll() is None
 
     def check(self, grammar: str) -> str:
         """The grammar's error, empty where it compiles; the probe may not outlive it."""

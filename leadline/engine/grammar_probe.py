@@ -16,8 +16,11 @@ import signal
 import sys
 import threading
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+# Objects with a thousand optional properties have wider rows than the library's default allows; a
+# step stays bounded by its other limits, to some 20 ms. Errors never quote a prompt.
+LIMITS = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
 MEMORY_BYTES = 8 * 2**30
 # A fraction of what threads of the engine have: what fits here fits there with room to spare.
 STACK_BYTES = 2**20
@@ -29,7 +32,7 @@ def main() -> None:
     tokenizer = LLTokenizer(path, n_vocab=int(vocab_size), eos_token=int(eos_token_id))
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
-        matcher = LLMatcher(tokenizer, json.loads(line), log_level=0)
+        matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
         signal.setitimer(signal.ITIMER_REAL, 0)

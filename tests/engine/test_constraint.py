@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -124,3 +125,13 @@ def test_many_grammars_are_filled_row_by_row(compiler: GrammarCompiler) -> None:
     masks = MASKS.fill(matchers, VOCAB_SIZE)
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
     assert [np.flatnonzero(row).tolist() for row in bits] == [[i] for i in ids_of("abcdefgh")]
+
+
+def test_an_object_may_have_a_thousand_optional_properties(compiler: GrammarCompiler) -> None:
+    properties = {f"p{i}": {"enum": ["a", "b"]} for i in range(1000)}
+    grammar = f"start: %json {json.dumps({'properties': properties, 'type': 'object'})}"
+    state = start(compiler, Constraint(grammar))
+    for token in ids_of('{"p999":"b"}'):
+        assert token in allowed(state)
+        state.accept([token])
+    assert state.is_complete

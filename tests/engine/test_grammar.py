@@ -86,3 +86,13 @@ def test_the_processes_that_check_grammars_end_with_their_compiler(tmp_path: Pat
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_grammar_is_not_blamed_for_a_checking_process_that_was_killed(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler.compile(Constraint('start: "a"')).result()
+    [probe] = compiler._idle_probes
+    probe._process.kill()
+    probe._process.wait()
+    assert compiler.compile(Constraint('start: "b"')).result()
