@@ -46,14 +46,16 @@ def completion_requests(
     requests = []
     for token_ids in _prompts(body, server):
         server.check_prompt(len(token_ids), param="prompt")
-        limit = output_limit(
-            server,
-            len(token_ids),
-            1 if body.max_tokens == 0 else body.max_tokens,
-            default=_DEFAULT_MAX_TOKENS,
-            is_strict=server.config.chat.strict_max_tokens,
-            param="max_tokens",
-        )
+        limit = 0  # the prompt is only scored (C31)
+        if body.max_tokens != 0:
+            limit = output_limit(
+                server,
+                len(token_ids),
+                body.max_tokens,
+                default=_DEFAULT_MAX_TOKENS,
+                is_strict=server.config.chat.strict_max_tokens,
+                param="max_tokens",
+            )
         sampling = sampling_params(server, given, max_tokens=limit)
         requests.append(
             origin.engine_request(

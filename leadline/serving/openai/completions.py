@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leadline.core.request import EngineRequest, FinishReason, TokenOutput
+from leadline.core.request import EngineRequest, TokenOutput
 from leadline.serving.body import decode_body
 from leadline.serving.context import Caller, Server
 from leadline.serving.dialect import event
@@ -33,21 +33,6 @@ async def completions(http: Request) -> Response:
     return await respond(http, CompletionAnswer)
 
 
-class _PromptScores:
-    """Reads the first output of a request that only scores its prompt (C31).
-
-    The engine has to draw one token to score a prompt; nobody is shown it.
-    """
-
-    num_tokens = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: None = None
-
-    def push(self, _output: TokenOutput) -> str:
-        self.finish_reason = FinishReason.LENGTH
-        return ""
-
-
 class _Choice:
     """One choice while it runs."""
 
@@ -57,9 +42,7 @@ class _Choice:
         self.index = index
         self.request = request
         self.started = False
-        self.reader: TextOutput | _PromptScores = (
-            _PromptScores() if body.max_tokens == 0 else TextOutput(tokenizer, request.sampling)
-        )
+        self.reader = TextOutput(tokenizer, request.sampling)
         self._body = body
         self._tokenizer = tokenizer
         self._writer = LogprobWriter(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
