@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TypeVar
 
@@ -11,7 +12,9 @@ from starlette.requests import Request
 
 from leadline.core.errors import BadRequest
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _LONE_SURROGATE = re.compile(
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\[^u])"  # a pair, an escape
@@ -55,13 +58,18 @@ def decode_body(raw: bytes, kind: type[T]) -> T:
     if b"\\ud" in raw or b"\\uD" in raw:
         raw = _LONE_SURROGATE.sub(_replace_lone_surrogate, raw)
     try:
-        return msgspec.json.decode(raw, type=kind)
+        body = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from error
+    if logger.isEnabledFor(logging.DEBUG):
+        sent = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        if unknown := sent.keys() - set(kind.__struct_encode_fields__):
+            logger.debug("ignored fields: %s", ", ".join(sorted(unknown)))
+    return body
 
 
 def _replace_lone_surrogate(match: re.Match[bytes]) -> bytes:

@@ -307,10 +307,14 @@ def test_max_tokens_is_lowered_to_the_context(
     assert request.sampling.max_tokens == (left if limit == "rest" else limit)
 
 
-def test_unknown_fields_and_nulls_are_ignored(rig: MakeRig) -> None:
+def test_c26_unknown_fields_and_nulls_are_ignored(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
     unknown: dict[str, Any] = {f"unknown_{i}": {"x": [i]} for i in range(20)}
+    caplog.set_level("DEBUG", "leadline.serving.body")
     nulls = dict.fromkeys(("temperature", "top_p", "n", "stop", "tools", "seed", "guided_json"))
     assert rig("a</think>b").chat(**unknown, **nulls, store=True, user="me", metadata={"a": 1})
+    assert "unknown_0, unknown_1, unknown_10" in caplog.text
 
 
 def test_sampling_fields_reach_the_engine(rig: MakeRig) -> None:

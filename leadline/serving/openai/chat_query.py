@@ -8,9 +8,10 @@ from typing import Any
 from leadline.core.errors import BadRequest
 from leadline.serving.chat import ChatQuery
 from leadline.serving.formats import AnswerFormat, answer_format
-from leadline.serving.openai.schema import ChatRequest, FunctionTool
+from leadline.serving.openai.schema import ChatRequest
 from leadline.text.chat import ChatInput, Tool, ToolChoice
 from leadline.text.thinking import drop_thinking_of, effort_of, thinking_of
+from leadline.text.tools_schema import function_tools
 
 
 def chat_query(body: ChatRequest) -> ChatQuery:
@@ -81,26 +82,8 @@ def chat_input(body: ChatRequest, form: AnswerFormat) -> ChatInput:
 
 
 def _tools(body: ChatRequest) -> tuple[Tool, ...]:
-    functions = list(body.functions or ())
-    for i, tool in enumerate(body.tools or ()):
-        if tool.type != "function":
-            raise BadRequest(
-                f"tools[{i}].type is {tool.type!r}; only function tools are supported",
-                param=f"tools[{i}].type",
-            )
-        if tool.function is None:
-            raise BadRequest(f"tools[{i}] has no function object", param=f"tools[{i}].function")
-        functions.append(tool.function)
-    return tuple(_tool(function) for function in functions)
-
-
-def _tool(function: FunctionTool) -> Tool:
-    return Tool(
-        name=function.name,
-        description=function.description or "",
-        parameters=function.parameters,
-        strict=bool(function.strict),
-    )
+    legacy = [{"type": "function", "function": function} for function in body.functions or ()]
+    return function_tools([*(body.tools or ()), *legacy])
 
 
 def _tool_choice(body: ChatRequest, tools: tuple[Tool, ...]) -> ToolChoice:

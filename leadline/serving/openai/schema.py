@@ -150,22 +150,6 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-class FunctionTool(Struct):
-    """A legacy entry of ``functions``, or the inside of a tool."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolEntry(Struct):
-    """An entry of ``tools``."""
-
-    type: str
-    function: FunctionTool | None = None
-
-
 class ReasoningOptions(Struct):
     """``reasoning`` as OpenRouter spells it."""
 
@@ -176,9 +160,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: list[Any]
-    tools: list[ToolEntry] | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    functions: list[FunctionTool] | None = None
+    functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None

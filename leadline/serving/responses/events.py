@@ -18,7 +18,7 @@ from leadline.serving.responses.items import (
 )
 from leadline.serving.responses.tools import ToolTable
 from leadline.serving.templates import json_text
-from leadline.text.chat import CallArguments, CallStart, Content, Delta, Reasoning
+from leadline.text.chat import CallStart, Content, Delta, Reasoning
 
 
 class OutputWriter:
@@ -58,8 +58,7 @@ class OutputWriter:
         elif isinstance(delta, Content) and not isinstance(self._open, MessageItem):
             data = self._start(MessageItem())
         item = self._open
-        assert item is not None or not isinstance(delta, CallArguments)
-        assert item is not None
+        assert item is not None, "arguments follow the start of their call"
         text = item.push(delta.text)
         if not text:  # a free-form input whose character is not complete
             return data
