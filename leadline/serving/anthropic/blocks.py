@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from leadline.core.errors import BadRequest
+from leadline.serving.shapes import objects, string
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,8 @@ def chat_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
         BadRequest: an unknown role or block, with its path.
     """
     plain: list[dict[str, Any]] = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(objects(messages, "messages")):
         where = f"messages[{i}]"
-        if not isinstance(message, Mapping):
-            raise BadRequest(f"{where} is {message!r}; a message is an object", param=where)
         role, content = message.get("role"), message.get("content")
         if role == "assistant":
             plain.append(_assistant(content, f"{where}.content"))
@@ -64,7 +63,7 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
     for block, path in _blocks(content, where):
         match block.get("type"):
             case "thinking":
-                thoughts.append(_string(block, "thinking", path))
+                thoughts.append(string(block.get("thinking"), f"{path}.thinking"))
             case "tool_use":
                 calls.append(_call(block, path))
             case _:
@@ -79,8 +78,8 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     arguments = msgspec.json.encode(block.get("input") or {}).decode()
-    function = {"name": _string(block, "name", where), "arguments": arguments}
-    return {"id": _string(block, "id", where), "type": "function", "function": function}
+    function = {"name": string(block.get("name"), f"{where}.name"), "arguments": arguments}
+    return {"id": string(block.get("id"), f"{where}.id"), "type": "function", "function": function}
 
 
 def _user(content: Any, where: str) -> list[dict[str, Any]]:
@@ -89,7 +88,7 @@ def _user(content: Any, where: str) -> list[dict[str, Any]]:
     texts: list[dict[str, Any]] = []
     for block, path in _blocks(content, where):
         if block.get("type") == "tool_result":
-            call_id = _string(block, "tool_use_id", path)
+            call_id = string(block.get("tool_use_id"), f"{path}.tool_use_id")
             result = _texts(block.get("content"), f"{path}.content")
             results.append({"role": "tool", "tool_call_id": call_id, "content": result})
         else:
@@ -105,18 +104,9 @@ def _texts(content: Any, where: str) -> list[dict[str, Any]]:
 
 def _blocks(content: Any, where: str) -> list[tuple[Mapping[str, Any], str]]:
     """Every block with its path; a string is one of text."""
-    if content is None:
-        return []
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
-    if not isinstance(content, Sequence):
-        raise BadRequest(f"{where} is {content!r}; it must be a string or a list", param=where)
-    for i, block in enumerate(content):
-        if not isinstance(block, Mapping):
-            raise BadRequest(
-                f"{where}[{i}] is {block!r}; a block is an object", param=f"{where}[{i}]"
-            )
-    return [(block, f"{where}[{i}]") for i, block in enumerate(content)]
+    return [(block, f"{where}[{i}]") for i, block in enumerate(objects(content, where))]
 
 
 def _text_parts(block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -124,14 +114,14 @@ def _text_parts(block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     kind = block.get("type")
     match kind:
         case "text":
-            text = _string(block, "text", where)
+            text = string(block.get("text"), f"{where}.text")
         case "document":
             text = _document(block, where)
         case "search_result":
             found = "\n\n".join(part["text"] for part in _texts(block.get("content"), where))
             text = f"{block.get('title', '')}\n{block.get('source', '')}\n\n{found}"
         case "tool_reference":
-            text = _string(block, "tool_name", where)
+            text = string(block.get("tool_name"), f"{where}.tool_name")
         case "image":
             raise BadRequest(
                 f"{where}.type is 'image': images are not supported, this server reads text only",
@@ -152,7 +142,7 @@ def _document(block: Mapping[str, Any], where: str) -> str:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if isinstance(source, Mapping) and kind == "text":
-        text = _string(source, "data", f"{where}.source")
+        text = string(source.get("data"), f"{where}.source.data")
     elif isinstance(source, Mapping) and kind == "content":
         parts = _texts(source.get("content"), f"{where}.source.content")
         text = "\n\n".join(part["text"] for part in parts)
@@ -164,12 +154,3 @@ def _document(block: Mapping[str, Any], where: str) -> str:
         )
     title = block.get("title")
     return f"{title}\n\n{text}" if title else text
-
-
-def _string(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise BadRequest(
-            f"{where}.{name} is {value!r}; it must be a string", param=f"{where}.{name}"
-        )
-    return value

@@ -9,6 +9,7 @@ from leadline.core.errors import BadRequest
 from leadline.serving.chat import ChatQuery
 from leadline.serving.formats import AnswerFormat, answer_format
 from leadline.serving.openai.schema import ChatRequest
+from leadline.serving.shapes import objects
 from leadline.text.chat import ChatInput, Tool, ToolChoice
 from leadline.text.thinking import drop_thinking_of, effort_of, thinking_of
 from leadline.text.tools_schema import function_tools
@@ -66,7 +67,7 @@ def chat_input(body: ChatRequest, form: AnswerFormat) -> ChatInput:
     return ChatInput(
         messages=body.messages,
         tools=tools,
-        tool_choice=_tool_choice(body, tools),
+        tool_choice=_tool_choice(body, has_tools=bool(tools)),
         thinking=thinking_of(extra, body.thinking),
         reasoning_effort=effort_of(
             extra, body.reasoning_effort, body.reasoning.effort if body.reasoning else None
@@ -86,19 +87,20 @@ def _tools(body: ChatRequest) -> tuple[Tool, ...]:
     return function_tools([*(body.tools or ()), *legacy])
 
 
-def _tool_choice(body: ChatRequest, tools: tuple[Tool, ...]) -> ToolChoice:
+def _tool_choice(body: ChatRequest, *, has_tools: bool) -> ToolChoice:
     """``tool_choice`` in all its forms, or the legacy ``function_call``."""
     parallel = body.parallel_tool_calls is not False
     given = body.tool_choice if body.tool_choice is not None else body.function_call
     if given is None:
-        return ToolChoice("auto" if tools else "none", parallel=parallel)
+        return ToolChoice("auto" if has_tools else "none", parallel=parallel)
     if given in ("auto", "none", "required"):
         return ToolChoice(given, parallel=parallel)  # type: ignore[arg-type]  # checked above
     if isinstance(given, Mapping):
         if given.get("type") == "allowed_tools":
             inner = given.get("allowed_tools")
             if isinstance(inner, Mapping) and inner.get("mode") in ("auto", "required"):
-                allowed = tuple(_chosen_name(tool) for tool in inner.get("tools") or ())
+                tools = objects(inner.get("tools"), "tool_choice.allowed_tools.tools")
+                allowed = tuple(_chosen_name(tool) for tool in tools)
                 return ToolChoice(inner["mode"], allowed=allowed, parallel=parallel)
         else:
             return ToolChoice("named", name=_chosen_name(given), parallel=False)

@@ -10,6 +10,7 @@ import msgspec
 
 from leadline.core.errors import BadRequest
 from leadline.serving.responses.tools import qualified_name
+from leadline.serving.shapes import objects, string
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def input_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     history = _History()
-    for i, item in enumerate(given):
+    for i, item in enumerate(objects(given, "input")):
         history.add(item, f"input[{i}]")
     return history.messages
 
@@ -53,15 +54,14 @@ class _History:
         self._turn: dict[str, Any] | None = None  # of the assistant, calls may still join it
         self._reasoning: list[str] = []
 
-    def add(self, item: Any, where: str) -> None:
-        if not isinstance(item, Mapping):
-            raise BadRequest(f"{where} is {item!r}; an item is an object", param=where)
+    def add(self, item: Mapping[str, Any], where: str) -> None:
+        """Append the next item."""
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":
                 self._add_message(item, where)
             case "reasoning":
-                self._add_reasoning(item)
+                self._add_reasoning(item, where)
             case "function_call" | "custom_tool_call":
                 self._add_call(item, where)
             case "function_call_output" | "custom_tool_call_output":
@@ -91,16 +91,15 @@ class _History:
             self._turn = None
             self.messages.append({"role": role, "content": content})
 
-    def _add_reasoning(self, item: Mapping[str, Any]) -> None:
+    def _add_reasoning(self, item: Mapping[str, Any], where: str) -> None:
         """Keep it for what it led to; encrypted reasoning of other vendors has no text."""
-        parts = item.get("content") or item.get("summary") or ()
-        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+        content = objects(item.get("content"), f"{where}.content")
+        parts = content or objects(item.get("summary"), f"{where}.summary")
+        texts = [part.get("text") for part in parts]
         self._reasoning += [text for text in texts if isinstance(text, str)]
 
     def _add_call(self, item: Mapping[str, Any], where: str) -> None:
-        name = item.get("name")
-        if not isinstance(name, str):
-            raise BadRequest(f"{where}.name is {name!r}; it must be a string", param=where)
+        name = string(item.get("name"), f"{where}.name")
         arguments = item.get("arguments")
         if item.get("type") == "custom_tool_call":
             arguments = msgspec.json.encode({"input": item.get("input") or ""}).decode()
@@ -128,21 +127,18 @@ class _History:
 
 def _texts(content: Any, where: str) -> str | list[dict[str, Any]]:
     """A string, or the parts of one as chats have them."""
-    if content is None:
-        return ""
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence):
-        raise BadRequest(f"{where} is {content!r}; it must be a string or a list", param=where)
-    return [_text_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    parts = objects(content, where)
+    return [_text_part(part, f"{where}[{i}]") for i, part in enumerate(parts)]
 
 
-def _text_part(part: Any, where: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "text", "text": part["refusal"]}
+def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind in _TEXT_PARTS:
+        return {"type": "text", "text": string(part.get("text"), f"{where}.text")}
+    if kind == "refusal":
+        return {"type": "text", "text": string(part.get("refusal"), f"{where}.refusal")}
     if kind == "input_image":
         raise BadRequest(
             f"{where}.type is 'input_image': images are not supported, this server reads text only",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from leadline.core.errors import BadRequest
+from leadline.serving.shapes import objects, string
 from leadline.text.chat import Tool, ToolChoice
 
 logger = logging.getLogger(__name__)
@@ -70,21 +71,25 @@ class ToolTable:
                 f"{where}.type is {kind!r}; choose function, custom or namespace",
                 param=f"{where}.type",
             )
-        name = entry.get("name")
-        if not isinstance(name, str):
-            raise BadRequest(f"{where}.name is {name!r}; it must be a string", param=where)
+        name = string(entry.get("name"), f"{where}.name")
+        description = string(entry.get("description") or "", f"{where}.description")
         if kind == "namespace":
-            for i, inner in enumerate(entry.get("tools") or ()):
+            for i, inner in enumerate(objects(entry.get("tools"), f"{where}.tools")):
                 self._add(inner, f"{where}.tools[{i}]", entry)
             return
-        texts = [entry.get("description")]
+        texts = [description]
         if group is not None:
-            texts.insert(0, group.get("description"))
+            texts.insert(0, group.get("description") or "")
             full_name = qualified_name(group["name"], name)
             self.namespaces[full_name] = group["name"]
         else:
             full_name = name
         parameters = entry.get("parameters")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise BadRequest(
+                f"{where}.parameters is {parameters!r}; it must be an object",
+                param=f"{where}.parameters",
+            )
         if kind == "custom":
             self.custom.add(full_name)
             parameters = _INPUT_SCHEMA
@@ -106,10 +111,10 @@ class ToolTable:
         return {"name": full_name.removeprefix(namespace + _SEPARATOR), "namespace": namespace}
 
 
-def _grammar_text(form: Any) -> str | None:
+def _grammar_text(form: Any) -> str:
     """What the model is told of the grammar of a free-form input."""
     if not isinstance(form, Mapping) or form.get("type") != "grammar":
-        return None
+        return ""
     return f"The input follows this {form.get('syntax')} grammar:\n{form.get('definition')}"
 
 
@@ -126,7 +131,7 @@ def tool_choice(given: str | Mapping[str, Any] | None, *, parallel: bool) -> Too
     if isinstance(given, Mapping):
         kind = given.get("type")
         if kind == "allowed_tools" and given.get("mode") in ("auto", "required"):
-            chosen = given.get("tools") or ()
+            chosen = objects(given.get("tools"), "tool_choice.tools")
             # A hosted tool that was dropped cannot be chosen either.
             names = tuple(_name(tool) for tool in chosen if tool.get("name"))
             return ToolChoice(given["mode"], allowed=names, parallel=parallel)

@@ -1,0 +1,37 @@
+"""Shapes inside bodies that vary too much for a ``msgspec`` type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leadline.core.errors import BadRequest
+
+
+def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
+    """A list of objects; null is an empty one.
+
+    Raises:
+        BadRequest: anything else, with its path.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} is {value!r}; it must be a list of objects", param=where)
+    for i, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            raise BadRequest(
+                f"{where}[{i}] is {item!r}; it must be an object", param=f"{where}[{i}]"
+            )
+    return value
+
+
+def string(value: Any, where: str) -> str:
+    """A string.
+
+    Raises:
+        BadRequest: anything else, with its path.
+    """
+    if not isinstance(value, str):
+        raise BadRequest(f"{where} is {value!r}; it must be a string", param=where)
+    return value
