@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,27 +12,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leadline.config.server import AccessConfig, ServerConfig
 from leadline.core.client import EngineClient
-from leadline.core.errors import LeadlineError
+from leadline.core.errors import EngineOverloaded, LeadlineError
 from leadline.serving import admin
 from leadline.serving.access import Access
 from leadline.serving.admission import Admitted
 from leadline.serving.context import ModelInfo, Server
-from leadline.serving.dialect import ANTHROPIC, dialect_of, error_response, on_error
-from leadline.serving.metrics import ServingMetrics
+from leadline.serving.dialect import on_error
+from leadline.serving.middleware import NOTHING_SENT, Counted, Failures, RequestId
 from leadline.serving.openai.chat import chat_completions
 from leadline.serving.openai.completions import completions
 from leadline.text.tokenizer import Tokenizer
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-_PROBES = ("/health", "/ping", "/metrics", "/version", "/load")
-_NOTHING_SENT = 499  # nginx's code for a client that left
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_MAX_HEADERS, _MAX_HEADER_BYTES = 256, 64 * 1024
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def build_app(
@@ -77,9 +70,10 @@ def build_app(
             *(_admin_routes() if access.enable_admin_endpoints else ()),
         ],
         middleware=[
-            Middleware(_Envelope, metrics=server.metrics),
+            Middleware(RequestId),
+            Middleware(Counted, metrics=server.metrics),
             *_cors(access),
-            Middleware(_Failures),
+            Middleware(Failures),
             Middleware(Access, keys=server.keys, config=access),
         ],
         exception_handlers={
@@ -128,83 +122,26 @@ def _cors(access: AccessConfig) -> list[Middleware]:
 
 
 async def _nobody_listens(_http: Request, _error: Exception) -> Response:
-    return Response(status_code=_NOTHING_SENT)
+    return Response(status_code=NOTHING_SENT)
 
 
-class _Envelope:
-    """Gives every request an id that the answer echoes, and counts it (serving-api 12, 14)."""
-
-    def __init__(self, app: ASGIApp, metrics: ServingMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-        names = [b"x-request-id"]
-        if dialect_of(scope["path"]) is ANTHROPIC:
-            names.append(b"request-id")
-        status = _NOTHING_SENT
-        start = time.perf_counter()
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                ids = [(name, request_id.encode("latin-1")) for name in names]
-                message["headers"] = [*message.get("headers", ()), *ids]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        finally:
-            if scope["path"] not in _PROBES:
-                # The endpoint's name, not the path: clients can invent any number of those.
-                handler = getattr(scope.get("endpoint"), "__name__", "none")
-                self._metrics.http_requests.labels(scope["method"], str(status), handler).inc()
-                self._metrics.http_seconds.labels(scope["method"], handler).observe(
-                    time.perf_counter() - start
-                )
+def starting_app() -> Starlette:
+    """What answers while the model is being loaded: not ready (serving-api 14)."""
+    return Starlette(
+        routes=[
+            Route("/version", admin.version),
+            Route("/health", _not_ready_probe),
+            Route("/ping", _not_ready_probe),
+            Route("/{path:path}", _not_ready, methods=_METHODS),
+        ],
+        middleware=[Middleware(RequestId)],
+        exception_handlers={LeadlineError: on_error, HTTPException: on_error},
+    )
 
 
-class _Failures:
-    """Answers what no endpoint handled: refusals of middleware, and our own mistakes.
-
-    It stands behind CORS, whose headers errors need too.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        has_started = False
-
-        async def watch(message: Message) -> None:
-            nonlocal has_started
-            has_started = True
-            await send(message)
-
-        try:
-            _check_head(scope)
-            await self._app(scope, receive, watch)
-        except Exception as error:
-            if has_started:
-                raise
-            await error_response(error, scope)(scope, receive, send)
+async def _not_ready_probe(_http: Request) -> Response:
+    return Response(status_code=503)
 
 
-def _check_head(scope: Scope) -> None:
-    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
-    if len(scope["headers"]) > _MAX_HEADERS or num_bytes > _MAX_HEADER_BYTES:
-        raise HTTPException(
-            431,
-            f"the request has {len(scope['headers'])} header fields of {num_bytes} bytes; at most "
-            f"{_MAX_HEADERS} of {_MAX_HEADER_BYTES} are taken",
-        )
+async def _not_ready(_http: Request) -> Response:
+    raise EngineOverloaded("the model is being loaded", code="not_ready", retry_after=5.0)

@@ -60,7 +60,8 @@ async def _read(http: Request, max_bytes: int) -> bytes:
     length = http.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)
-    chunks, num_bytes = [], 0
+    chunks: list[bytes] = []
+    num_bytes = 0
     async with aclosing(http.stream()) as stream:
         while True:
             try:

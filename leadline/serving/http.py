@@ -24,7 +24,7 @@ _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0
 # Longer than clients keep idle connections (httpx: 5 s), so that they close them first.
 _KEEP_ALIVE_SECONDS = 75
-# What a reader that stands still may leave in the kernel before it is noticed.
+# Of the kernel, per connection.
 SEND_BUFFER_BYTES = 256 * 1024
 _TLS_REFRESH_SECONDS = 10.0
 
