@@ -160,8 +160,9 @@ class FlagParser(argparse.ArgumentParser):
         given, positionals = self._parse(argv)
         values |= given
         if file := values.pop("config", environ.get("LEADLINE_CONFIG")):
+            flags = list(file_flags(file))
             try:
-                in_file, more = self._parse(list(file_flags(file)))
+                in_file, more = self._parse(flags)
             except ConfigError as error:
                 raise ConfigError(f"in {file}: {error}") from None
             values, positionals = in_file | values, positionals or more

@@ -34,6 +34,7 @@ class ScriptedEngine:
         refuse: raised by every ``submit`` instead of an answer.
         gate: an event that every step but the first waits for; None lets them run.
         is_dead: ``health`` and ``stats`` raise.
+        is_paused: what ``pause`` was told last.
         requests: what was submitted, in order.
         aborted: ids of the requests that were closed before their end.
     """
@@ -45,6 +46,7 @@ class ScriptedEngine:
     refuse: Exception | None = None
     gate: asyncio.Event | None = None
     is_dead: bool = False
+    is_paused: bool = False
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -114,10 +116,14 @@ class ScriptedEngine:
             raise EngineDead("the engine process has ended")
 
     async def pause(self, paused: bool) -> None:
-        raise NotImplementedError
+        self.is_paused = paused
 
     async def reset_prefix_cache(self) -> bool:
-        raise NotImplementedError
+        return True
+
+    async def shutdown(self) -> None:
+        self.is_dead = True
+        self.gate = None
 
     async def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
