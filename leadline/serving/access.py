@@ -69,12 +69,18 @@ class Access:
         self._admin = _ADMIN if config.enable_admin_endpoints else frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = local_path(scope)
         key = ""
         if path not in self._open and scope["method"] != "OPTIONS":
             key = self._keys.check(Headers(scope=scope), admin=path in self._admin)
         scope["state"]["key"] = key
         await self._app(scope, receive, send)
+
+
+def local_path(scope: Scope) -> str:
+    """The path below ``--root-path``, as routes name it."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _sent_key(headers: Headers) -> str:

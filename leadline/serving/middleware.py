@@ -9,6 +9,7 @@ import uuid
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from leadline.serving.access import local_path
 from leadline.serving.dialect import ANTHROPIC, dialect_of, error_response
 from leadline.serving.metrics import ServingMetrics
 
@@ -52,7 +53,7 @@ class Counted:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _PROBES:
+        if scope["type"] != "http" or local_path(scope) in _PROBES:
             await self._app(scope, receive, send)
             return
         status = NOTHING_SENT

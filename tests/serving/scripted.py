@@ -59,6 +59,8 @@ class ScriptedEngine:
             for i, step in enumerate(self.script):
                 if self.gate is not None and i:
                     await self.gate.wait()
+                    if self.is_dead:
+                        raise EngineDead("the engine was shut down")
                 await asyncio.sleep(0)
                 if isinstance(step, BaseException):
                     raise step
@@ -123,7 +125,8 @@ class ScriptedEngine:
 
     async def shutdown(self) -> None:
         self.is_dead = True
-        self.gate = None
+        if self.gate is not None:
+            self.gate.set()
 
     async def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
