@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineStats
-from leadline.core.errors import BadRequest, EngineDead, LeadlineError
+from leadline.core.errors import BadRequest, EngineDead, LeadlineError, NotSupported
 from leadline.core.request import EngineRequest, TokenOutput
 from leadline.engine.limits import RequestLimits
 from leadline.engine.process import (
@@ -94,6 +94,7 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._call_numbers = itertools.count()
+        self.died = asyncio.Event()
         self._death: str | None = None
         self._outbox: queue.SimpleQueue[object | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, daemon=True)
@@ -140,6 +141,14 @@ class AsyncEngine:
             connection.close()
             raise message.error
         return cls(process, connection, message.limits)
+
+    async def restart(self) -> None:
+        """Start the process again.
+
+        Raises:
+            NotSupported: always, for now.
+        """
+        raise NotSupported("starting the engine process again does not exist yet")
 
     async def shutdown(self) -> None:
         """End the process; open requests fail with ``EngineDead``. May be called twice."""
@@ -241,7 +250,7 @@ class AsyncEngine:
             self._outbox.put(None)
             self._process.join()
             code = self._process.exitcode
-            self._to_loop(self._die, f"the engine process ended (exit code {code})")
+            self._to_loop(self._end_by_itself, f"the engine process ended (exit code {code})")
 
     def _to_loop(self, function: Any, argument: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
@@ -270,6 +279,11 @@ class AsyncEngine:
             logger.debug("an output for request %s, which nobody reads", request_id)
         else:
             stream.put(news)
+
+    def _end_by_itself(self, reason: str) -> None:
+        if self._death is None:
+            self.died.set()
+        self._die(reason)
 
     def _die(self, reason: str) -> None:
         """Fail whatever is open; the first reason stays."""

@@ -19,13 +19,11 @@ from leadline.serving.context import Server, server_of
 async def health(http: Request) -> Response:
     """200 when the engine is well and the server takes requests, else 503; no body."""
     server = server_of(http)
-    if server.admission.is_draining:
-        return Response(status_code=503)
-    try:
-        await server.pulse.check()
-    except EngineDead:
-        return Response(status_code=503)
-    return Response()
+    is_well = False
+    with contextlib.suppress(EngineDead):
+        stats = await server.client.stats()
+        is_well = stats.stalled_seconds <= server.config.watchdog_timeout
+    return Response(status_code=200 if is_well and not server.admission.is_draining else 503)
 
 
 async def version(_http: Request) -> Response:
@@ -56,14 +54,14 @@ async def metrics(http: Request) -> Response:
     server = server_of(http)
     stats: EngineStats | None = None
     with contextlib.suppress(EngineDead):  # what this process counted is still true
-        stats = await server.pulse.stats()
+        stats = await server.client.stats()
     return Response(server.metrics.exposition(stats), media_type="text/plain; version=0.0.4")
 
 
 async def server_info(http: Request) -> Response:
     """The settings, without secrets, and what they came to."""
     server = server_of(http)
-    stats = await server.pulse.stats() or EngineStats()
+    stats = await server.client.stats()
     return JSONResponse(
         {
             "version": __version__,

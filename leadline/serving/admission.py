@@ -34,14 +34,14 @@ class Admission:
     """The generating requests that are open.
 
     Args:
-        max_open: at most so many; None is no bound.
+        max_open: at most so many; 0 is no bound.
         limiter: what one key may ask.
 
     Attributes:
         is_draining: the server shuts down and takes no more.
     """
 
-    def __init__(self, max_open: int | None, limiter: RateLimiter) -> None:
+    def __init__(self, max_open: int, limiter: RateLimiter) -> None:
         self.limiter = limiter
         self.num_open = 0
         self.is_draining = False
@@ -60,7 +60,7 @@ class Admission:
         """
         if self.is_draining:
             raise EngineOverloaded("the server is shutting down", code="shutting_down")
-        if self._max_open is not None and self.num_open >= self._max_open:
+        if self._max_open and self.num_open >= self._max_open:
             raise EngineOverloaded(
                 f"{self.num_open} requests are open, and no more than {self._max_open} may be; "
                 "try again later",

@@ -17,7 +17,6 @@ from leadline.core.errors import BadRequest, ConfigError
 from leadline.serving.access import KeyRing
 from leadline.serving.admission import Admission
 from leadline.serving.metrics import ServingMetrics
-from leadline.serving.pulse import Pulse
 from leadline.serving.rate_limit import RateLimiter
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
@@ -37,14 +36,14 @@ class ModelInfo:
         root: the checkpoint's base name or hub id.
         max_model_len: tokens of prompt and answer together.
         vocab_size: the model's, which may be larger than the tokenizer's.
-        max_open: sequences that the engine takes, running or waiting; None is no bound.
+        max_open: requests that the engine takes, running or waiting; 0 is no bound.
         num_ranks: data parallel ranks, each with a prefix cache of its own.
     """
 
     root: str
     max_model_len: int
     vocab_size: int
-    max_open: int | None = None
+    max_open: int = 0
     num_ranks: int = 1
 
 
@@ -122,7 +121,6 @@ class Server:
         self.keys = KeyRing(config.access)
         limiter = RateLimiter(config.access, per_key=not self.keys.is_empty)
         self.admission = Admission(model.max_open, limiter)
-        self.pulse = Pulse(client, config.watchdog_timeout)
         self.metrics = ServingMetrics(self.model_names[0])
 
     def resolve_model(self, name: str | None) -> str:

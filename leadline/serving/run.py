@@ -15,18 +15,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
-from leadline.core.errors import ConfigError
+from leadline.core.errors import ConfigError, EngineDead
 from leadline.serving.admission import Admission
 from leadline.serving.app import starting_app
 from leadline.serving.http import SEND_BUFFER_BYTES, HttpConfig, HttpServer, refresh_certificates
 
 logger = logging.getLogger(__name__)
 
-_WATCH_SECONDS = 0.5
-
 
 class EngineProcess(EngineClient, Protocol):
-    """An engine that whoever runs the server may also end."""
+    """An engine that whoever runs the server also starts again and ends.
+
+    Attributes:
+        died: set when it ends by itself, until ``restart`` has replaced it.
+    """
+
+    died: asyncio.Event
+
+    async def restart(self) -> None:
+        """Put a new one in the place of one that died; raises when it cannot start."""
+        ...
 
     async def shutdown(self) -> None:
         """End it; open requests fail with ``EngineDead``. May be called twice."""
@@ -122,16 +130,24 @@ class ServerProcess:
             await self._drain(app.state.server.admission, engine)
 
     async def _until_told(self, engine: EngineProcess) -> None:
-        """Wait for a signal; raises ``EngineDead`` when the engine ends before."""
+        """Wait for a signal; raises ``EngineDead`` when the engine is lost before."""
         told = asyncio.ensure_future(self._stop.wait())
-        watch = asyncio.ensure_future(_watch(engine))
+        care = asyncio.ensure_future(self._look_after(engine))
         try:
-            await asyncio.wait({told, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                watch.result()
+            await asyncio.wait({told, care}, return_when=asyncio.FIRST_COMPLETED)
+            if care.done():
+                care.result()
         finally:
             told.cancel()
-            watch.cancel()
+            care.cancel()
+
+    async def _look_after(self, engine: EngineProcess) -> None:
+        while True:
+            await engine.died.wait()
+            if not self._config.auto_restart:
+                raise EngineDead("the engine process ended by itself; the log above may say why")
+            logger.error("the engine process ended by itself; it is started again")
+            await engine.restart()
 
     async def _drain(self, admission: Admission, engine: EngineProcess) -> None:
         logger.info("shutting down; %d requests are open", admission.num_open)
@@ -146,9 +162,3 @@ class ServerProcess:
         except TimeoutError:
             logger.warning("%d requests are cut short", admission.num_open)
             await engine.shutdown()  # which is what their clients are told
-
-
-async def _watch(engine: EngineProcess) -> None:
-    while True:
-        await engine.health()
-        await asyncio.sleep(_WATCH_SECONDS)

@@ -35,6 +35,7 @@ class ScriptedEngine:
         gate: an event that every step but the first waits for; None lets them run.
         is_dead: ``health`` and ``stats`` raise.
         is_paused: what ``pause`` was told last.
+        died: what the server of it waits for; ``restart`` makes it live again.
         requests: what was submitted, in order.
         aborted: ids of the requests that were closed before their end.
     """
@@ -47,6 +48,7 @@ class ScriptedEngine:
     gate: asyncio.Event | None = None
     is_dead: bool = False
     is_paused: bool = False
+    died: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -122,6 +124,10 @@ class ScriptedEngine:
 
     async def reset_prefix_cache(self) -> bool:
         return True
+
+    async def restart(self) -> None:
+        self.is_dead = False
+        self.died.clear()
 
     async def shutdown(self) -> None:
         self.is_dead = True

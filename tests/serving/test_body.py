@@ -92,7 +92,8 @@ def bomb(coding: str, size: int) -> bytes:
     packer: Any = (
         zlib.compressobj(wbits=31) if coding == "gzip" else zstandard.ZstdCompressor().compressobj()
     )
-    return b"".join(packer.compress(block) for _ in range(size // len(block))) + packer.flush()
+    packed: list[bytes] = [packer.compress(block) for _ in range(size // len(block))]
+    return b"".join([*packed, packer.flush()])
 
 
 @pytest.mark.parametrize("coding", CODINGS)

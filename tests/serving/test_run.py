@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,14 +17,13 @@ from starlette.applications import Starlette
 from leadline.config.args import from_values
 from leadline.config.server import ServerConfig
 from leadline.core.errors import CheckpointError, EngineDead
-from leadline.serving import run as run_module
 from leadline.serving.run import ServerProcess
 from tests.serving.conftest import HELLO, MakeRig, Rig
 from tests.serving.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": HELLO, "thinking": {"type": "disabled"}}
-Test = Callable[[httpx.AsyncClient], Awaitable[None]]
+Test = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
 
 
 class Life:
@@ -183,10 +182,13 @@ def test_an_error_while_loading_ends_the_server(rig: MakeRig) -> None:
         life.run(test)
 
 
-def test_item_92_the_server_ends_with_its_engine(
-    rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_module, "_WATCH_SECONDS", 0.01)
+async def kill(engine: ScriptedEngine) -> None:
+    """The engine's process ends by itself; its requests fail."""
+    await engine.shutdown()
+    engine.died.set()
+
+
+def test_item_92_the_server_ends_with_its_engine(rig: MakeRig) -> None:
     life = Life(rig("ab"))
     engine = life.rig.engine
     told: list[str] = []
@@ -194,10 +196,27 @@ def test_item_92_the_server_ends_with_its_engine(
     async def test(http: httpx.AsyncClient) -> None:
         await until(http, 200)
         running = await opened(http, engine, stream=True)
-        await engine.shutdown()
+        await kill(engine)
         told.append((await running).text)
 
-    with pytest.raises(EngineDead):
+    with pytest.raises(EngineDead, match="ended by itself"):
         life.run(test)
-    assert 'data: {"error"' in told[0]
+    assert told[0].count('data: {"error"') == 1
+    assert told[0].endswith("data: [DONE]\n\n")
     assert life.is_closed
+
+
+def test_item_92_or_the_engine_is_started_again(rig: MakeRig) -> None:
+    life = Life(rig("ab"), auto_restart=True)
+    engine = life.rig.engine
+
+    async def test(http: httpx.AsyncClient) -> None:
+        await until(http, 200)
+        running = await opened(http, engine)
+        await kill(engine)
+        assert (await running).status_code == 500
+        await until(http, 200)
+        assert (await http.post(CHAT, json=BODY)).status_code == 200
+        tell()
+
+    life.run(test)
