@@ -36,7 +36,7 @@ usage: leadline COMMAND ...
   chat [MODEL]        chat in the terminal
   generate PROMPT     complete a text; - reads it from standard input
   inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
-  completion SHELL    completion for bash, zsh or tcsh: eval "$(leadline completion bash)"
+  completion SHELL    completion for bash, zsh or fish: eval "$(leadline completion bash)"
 
 Without MODEL the small one that comes with the package is used.
 `leadline COMMAND --help` lists flags; `leadline --version` prints the version.
