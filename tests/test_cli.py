@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from leadline import __version__
@@ -171,9 +171,15 @@ def test_an_error_of_the_engine_process_is_one_line_and_code_2(
     assert shown[0].startswith("leadline: error: max_model_len is 1048576, but the model has")
 
 
-def is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
+def children(pid: int) -> list[Path]:
+    """Where the system describes the processes that a server has started."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path("/proc") / child for child in pids]
+
+
+def is_alive(process: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return "zombie" not in (process / "status").read_text()
     return False
 
 
@@ -210,13 +216,13 @@ def test_serve_answers_and_ends_with_code_0_when_told(
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200
         assert answer.json()["model"] == "tiny"
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children, "the engine has a process of its own"
+        started = children(process.pid)
+        assert started, "the engine has a process of its own"
         process.send_signal(number)
         assert process.stderr is not None
         log += process.stderr
         assert process.wait() == 0
-        while any(is_alive(child) for child in children):  # each sees the end of its pipe
+        while any(is_alive(child) for child in started):  # each sees the end of its pipe
             time.sleep(0.01)
     assert any("there are no API keys" in line for line in log) == warns
     assert "Traceback" not in "".join(log)
@@ -224,8 +230,12 @@ def test_serve_answers_and_ends_with_code_0_when_told(
 
 def test_item_92_the_server_ends_when_its_engine_is_killed() -> None:
     with running_server("--host", "127.0.0.1") as (process, _, log):
-        engine = max(psutil.Process(process.pid).children(), key=lambda p: p.memory_info().rss)
-        engine.kill()
+        [engine] = (
+            child
+            for child in children(process.pid)
+            if b"spawn_main" in (child / "cmdline").read_bytes()
+        )
+        os.kill(int(engine.name), signal.SIGKILL)
         assert process.stderr is not None
         log += process.stderr
         assert process.wait() == 2
