@@ -230,11 +230,8 @@ def test_serve_answers_and_ends_with_code_0_when_told(
 
 def test_item_92_the_server_ends_when_its_engine_is_killed() -> None:
     with running_server("--host", "127.0.0.1") as (process, _, log):
-        [engine] = (
-            child
-            for child in children(process.pid)
-            if b"spawn_main" in (child / "cmdline").read_bytes()
-        )
+        started = children(process.pid)
+        [engine] = (p for p in started if b"spawn_main" in (p / "cmdline").read_bytes())
         os.kill(int(engine.name), signal.SIGKILL)
         assert process.stderr is not None
         log += process.stderr

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from openai import AsyncOpenAI
 from starlette.types import Message
@@ -135,8 +135,8 @@ def test_line_separators_are_escaped(rig: MakeRig) -> None:
 
 def test_c47_official_client_ignores_comments(rig: MakeRig) -> None:
     async def test(server: Rig, gate: asyncio.Event) -> None:
-        transport = httpx.ASGITransport(app=server.app)
-        async with httpx.AsyncClient(transport=transport) as http:
+        transport = httpx2.ASGITransport(app=server.app)
+        async with httpx2.AsyncClient(transport=transport) as http:
             client = AsyncOpenAI(api_key="k", base_url="http://test/v1", http_client=http)
             asyncio.get_running_loop().call_later(0.02, gate.set)
             stream = await client.chat.completions.create(
