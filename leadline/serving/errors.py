@@ -20,15 +20,6 @@ from leadline.serving.rate_limit import RateLimited
 logger = logging.getLogger(__name__)
 
 
-# Type and code by status, of what HTTP itself has a status for.
-_HTTP_ERRORS = {
-    401: ("authentication_error", "invalid_api_key"),
-    403: ("permission_error", None),
-    404: ("not_found_error", None),
-    408: ("timeout_error", None),
-}
-
-
 class GenerationFailed(LeadlineError):
     """The engine ended one request with an error; others go on."""
 
@@ -48,6 +39,15 @@ class Failure:
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+
+
+# Type and code by status, of what HTTP itself has a status for.
+_HTTP_ERRORS = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("not_found_error", None),
+    408: ("timeout_error", None),
+}
 
 
 def describe(error: BaseException) -> Failure:

@@ -42,10 +42,12 @@ class HttpConfig(uvicorn.Config):
         tls = config.tls
         super().__init__(
             app,
+            interface="asgi3",
             http=GuardedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             root_path=config.root_path,

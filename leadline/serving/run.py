@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
@@ -44,16 +44,6 @@ class EngineProcess(EngineClient, Protocol):
 Load = Callable[[], AbstractAsyncContextManager[tuple[Starlette, EngineProcess]]]
 
 
-class Door:
-    """The application that clients reach: one that is not ready until the model is loaded."""
-
-    def __init__(self) -> None:
-        self.app: ASGIApp = starting_app()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
-
-
 class ServerProcess:
     """Serves until a signal or the engine's death.
 
@@ -72,8 +62,8 @@ class ServerProcess:
     def __init__(self, config: ServerConfig, load: Load) -> None:
         self._config = config
         self._load = load
-        self._door = Door()
-        self._http_config = HttpConfig(self._door, config)
+        self._app = starting_app()
+        self._http_config = HttpConfig(self._answer, config)
         try:
             self._http_config.load()
         except OSError as error:  # ssl.SSLError is one
@@ -114,6 +104,9 @@ class ServerProcess:
             for other in others[1:]:
                 other.cancel()
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
     def _on_signal(self, life: asyncio.Future[None]) -> None:
         self._num_signals += 1
         if self._num_signals == 1 and self._is_open:
@@ -124,7 +117,7 @@ class ServerProcess:
 
     async def _live(self) -> None:
         async with self._load() as (app, engine):
-            self._door.app = app
+            self._app = app
             self._is_open = True
             await self._until_told(engine)
             await self._drain(app.state.server.admission, engine)

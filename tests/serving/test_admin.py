@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -185,11 +188,22 @@ def test_answers_name_who_worked_on_them(rig: MakeRig) -> None:
 
 def test_c56_two_requests_of_one_id_both_finish(rig: MakeRig) -> None:
     server = rig("</think>a")
-    for _ in range(2):
-        reply = server.http.post(
-            "/v1/chat/completions", json={"messages": HELLO}, headers={"X-Request-Id": "same"}
-        )
-        assert reply.status_code == 200
-        assert reply.headers["x-request-id"] == "same"
+
+    async def both() -> None:
+        gate = server.engine.gate = asyncio.Event()
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            same = {"X-Request-Id": "same"}
+            ask = http.post("/v1/chat/completions", json={"messages": HELLO}, headers=same)
+            other = http.post("/v1/chat/completions", json={"messages": HELLO}, headers=same)
+            replies = asyncio.gather(ask, other)
+            while len(server.engine.requests) < 2:
+                await asyncio.sleep(0)
+            gate.set()
+            for reply in await replies:
+                assert reply.json()["choices"][0]["message"]["content"] == "a"
+                assert reply.headers["x-request-id"] == "same"
+
+    asyncio.run(both())
     first, second = server.engine.requests
     assert first.request_id != second.request_id

@@ -77,6 +77,26 @@ def test_r12_a_full_server_refuses_at_once_and_answers_everything_else(
     assert server.app.state.server.admission.num_open == 0
 
 
+def test_r12_a_thousand_requests_at_once_leave_eight_open(rig: MakeRig) -> None:
+    server = bounded(rig("ab"), 8)
+
+    async def run() -> None:
+        gate = server.engine.gate = asyncio.Event()
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            asks = [asyncio.create_task(http.post(CHAT, json=BODY)) for _ in range(1000)]
+            for ask in asks[8:]:
+                assert (await ask).status_code == 503
+            assert (await http.get("/load")).json() == {"server_load": 8}
+            assert (await http.get("/health")).status_code == 200
+            gate.set()
+            for ask in asks[:8]:
+                assert (await ask).status_code == 200
+
+    asyncio.run(run())
+    assert len(server.engine.requests) == 8
+
+
 @pytest.mark.parametrize(
     "body",
     [b"{", b'{"messages": []}', b'{"messages": [{"role": "user", "content": "Hi"}]}'],

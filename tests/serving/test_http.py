@@ -100,6 +100,18 @@ def test_head_is_answered_without_a_body(rig: MakeRig) -> None:
     run(test)
 
 
+def test_a_refused_body_does_not_spoil_its_connection(rig: MakeRig) -> None:
+    async def test() -> None:
+        async with listening(rig("a", api_key=("k",)).app) as port:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+            last = b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+            said = await talk(port, head % 2**20 + bytes(2**20) + last)
+            assert said.startswith(b"HTTP/1.1 401")
+            assert b"HTTP/1.1 200" in said
+
+    run(test)
+
+
 async def show_url(http: Request) -> Response:
     assert http.client is not None
     return JSONResponse({"url": str(http.url), "client": http.client.host})
