@@ -109,6 +109,8 @@ class AccessConfig:
     def __post_init__(self) -> None:
         _choice(self, "cache_isolation", "none", "api-key", "user")
         _at_least(self, 1, "rate_limit_rpm", "rate_limit_tpm", "max_concurrency_per_key")
+        if not all(key.strip() for key in self.api_key):
+            raise ConfigError("an api_key is empty: requests without a key would fit it")
         if self.enable_admin_endpoints and not self.admin_api_key:
             raise ConfigError(
                 "enable_admin_endpoints needs an admin_api_key: who may use the model must not be "

@@ -85,9 +85,8 @@ def local_path(scope: Scope) -> str:
 
 def _sent_key(headers: Headers) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return headers.get("x-api-key") or headers.get("api-key") or ""
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key") or headers.get("api-key") or ""
 
 
 def _digest(key: str) -> bytes:

@@ -70,7 +70,9 @@ async def _read(http: Request, max_bytes: int) -> bytes:
                 return b"".join(chunks)
             except TimeoutError:
                 raise HTTPException(
-                    408, f"nothing more of the body came for {_IDLE_SECONDS:g} seconds"
+                    408,
+                    f"nothing more of the body came for {_IDLE_SECONDS:g} seconds",
+                    {"Connection": "close"},  # what comes late is no new request
                 ) from None
             num_bytes += len(chunk)
             if num_bytes > max_bytes:

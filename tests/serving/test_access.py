@@ -75,6 +75,12 @@ def test_metrics_can_be_protected(rig: MakeRig) -> None:
     assert server.http.get("/metrics", headers={"api-key": "good"}).status_code == 200
 
 
+@pytest.mark.parametrize("key", ["", " "], ids=["empty", "blank"])
+def test_an_empty_key_is_refused(rig: MakeRig, key: str) -> None:
+    with pytest.raises(ConfigError, match="an api_key is empty"):
+        rig("a", api_key=("good", key))
+
+
 def test_without_keys_every_key_is_taken(rig: MakeRig) -> None:
     server = rig("</think>a")
     for headers in ({}, {"Authorization": "Bearer anything"}):
