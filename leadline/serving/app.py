@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,11 +22,8 @@ from leadline.serving.admission import Admitted
 from leadline.serving.context import ModelInfo, Server
 from leadline.serving.dialect import on_error
 from leadline.serving.middleware import NOTHING_SENT, Counted, Failures, RequestId
-from leadline.serving.openai.chat import chat_completions
-from leadline.serving.openai.completions import completions
+from leadline.serving.routes import both, inference_routes
 from leadline.text.tokenizer import Tokenizer
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -57,10 +54,9 @@ def build_app(
     admitted = [Middleware(Admitted, admission=server.admission, worker_id=server.worker_id)]
     app = Starlette(
         routes=[
-            *_both("/chat/completions", chat_completions, "POST", admitted),
-            *_both("/completions", completions, "POST", admitted),
-            *_both("/models", admin.models),
-            *_both("/models/{model:path}", admin.model),
+            *inference_routes(admitted),
+            *both("/models", admin.models),
+            *both("/models/{model:path}", admin.model),
             Route("/health", admin.health),
             Route("/ping", admin.health),
             Route("/version", admin.version),
@@ -84,16 +80,6 @@ def build_app(
     )
     app.state.server = server
     return app
-
-
-def _both(
-    path: str, endpoint: Endpoint, method: str = "GET", middleware: Sequence[Middleware] = ()
-) -> list[Route]:
-    """With and without ``/v1``: users paste either base URL (serving-api 4)."""
-    return [
-        Route(prefix + path, endpoint, methods=[method], middleware=middleware)
-        for prefix in ("/v1", "")
-    ]
 
 
 def _admin_routes() -> list[Route]:
