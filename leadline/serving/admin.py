@@ -20,10 +20,11 @@ async def health(http: Request) -> Response:
     """200 when the engine is well and the server takes requests, else 503; no body."""
     server = server_of(http)
     is_well = False
-    with contextlib.suppress(EngineDead):
-        stats = await server.client.stats()
-        is_well = stats.stalled_seconds <= server.config.watchdog_timeout
-    return Response(status_code=200 if is_well and not server.admission.is_draining else 503)
+    if not server.admission.is_draining:  # load balancers need not wait for a step to hear that
+        with contextlib.suppress(EngineDead):
+            stats = await server.client.stats()
+            is_well = stats.stalled_seconds <= server.config.watchdog_timeout
+    return Response(status_code=200 if is_well else 503)
 
 
 async def version(_http: Request) -> Response:
