@@ -121,7 +121,7 @@ async def _serve(
                 root=Path(model).resolve().name if Path(model).is_dir() else model,
                 max_model_len=engine.limits.max_model_len,
                 vocab_size=engine.limits.vocab_size,
-                max_open=engine.limits.max_open or 0,
+                max_open=engine.limits.max_open,
             )
             app = build_app(engine, tokenizer, model_info, server_config, shown(engine_config))
             announce(app.state.server.model_names, server_config, listener)
