@@ -22,6 +22,7 @@ from leadline.serving.admission import Admitted
 from leadline.serving.context import ModelInfo, Server
 from leadline.serving.dialect import on_error
 from leadline.serving.middleware import NOTHING_SENT, Counted, Failures, RequestId
+from leadline.serving.responses.store import ResponseStore
 from leadline.serving.routes import both, inference_routes
 from leadline.text.tokenizer import Tokenizer
 
@@ -79,6 +80,8 @@ def build_app(
         },
     )
     app.state.server = server
+    keeps = server_config.chat.enable_responses_store
+    app.state.responses = ResponseStore() if keeps else None
     return app
 
 

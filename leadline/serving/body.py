@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import logging
 import re
 import zlib
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from starlette.requests import Request
 
 from leadline.core.errors import BadRequest
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 # A client that sends nothing of its body for so long is given up.
 _IDLE_SECONDS = 30.0
@@ -112,13 +115,18 @@ def decode_body(raw: bytes, kind: type[T]) -> T:
     if b"\\ud" in raw or b"\\uD" in raw:
         raw = _LONE_SURROGATE.sub(_replace_lone_surrogate, raw)
     try:
-        return msgspec.json.decode(raw, type=kind)
+        body = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from error
+    if logger.isEnabledFor(logging.DEBUG):
+        sent = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        if unknown := sent.keys() - set(kind.__struct_encode_fields__):
+            logger.debug("ignored fields: %s", ", ".join(sorted(unknown)))
+    return body
 
 
 def _replace_lone_surrogate(match: re.Match[bytes]) -> bytes:

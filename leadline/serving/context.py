@@ -19,6 +19,7 @@ from leadline.serving.admission import Admission
 from leadline.serving.metrics import ServingMetrics
 from leadline.serving.rate_limit import RateLimiter
 from leadline.text.encoding import ChatEncoder
+from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -110,7 +111,8 @@ class Server:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.encoder = ChatEncoder(tokenizer)
+        profile = choose_profile(config.chat.effort_profile)
+        self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model
         self.config = config
         served = config.served_model_name or (model.root.rstrip("/").split("/")[-1],)
@@ -143,10 +145,12 @@ class Server:
 
     def check_prompt(self, num_tokens: int, *, param: str) -> None:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
-        if num_tokens >= self.model.max_model_len:
+        limit = self.model.max_model_len
+        if num_tokens >= limit:
+            # Agents of both dialects look for these words to begin compaction.
             raise BadRequest(
-                f"this model's maximum context length is {self.model.max_model_len} tokens, but "
-                f"the prompt has {num_tokens} tokens and needs room for at least one more; "
+                f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum; this model's "
+                f"maximum context length is {limit} tokens and the answer needs at least one; "
                 f"shorten {param}",
                 param=param,
                 code="context_length_exceeded",

@@ -20,6 +20,10 @@ from leadline.serving.rate_limit import RateLimited
 logger = logging.getLogger(__name__)
 
 
+# Statuses of mistakes by their code, where it is not 400.
+_STATUS = {"model_not_found": 404, "response_not_found": 404, "request_too_large": 413}
+
+
 class GenerationFailed(LeadlineError):
     """The engine ended one request with an error; others go on."""
 
@@ -57,7 +61,7 @@ def describe(error: BaseException) -> Failure:
     """
     match error:
         case BadRequest():
-            status = {"model_not_found": 404, "request_too_large": 413}.get(error.code, 400)
+            status = _STATUS.get(error.code, 400)
             kind = "not_found_error" if status == 404 else "invalid_request_error"
             return Failure(status, kind, str(error), error.param, error.code)
         case NotSupported():

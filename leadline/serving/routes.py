@@ -9,10 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from leadline.serving.anthropic.messages import count_tokens, messages
 from leadline.serving.openai.chat import chat_completions
 from leadline.serving.openai.completions import completions
+from leadline.serving.openai.tokenize import detokenize, tokenize
+from leadline.serving.responses.endpoints import cancel_response, create_response, get_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+# DeepSeek's base URL for Anthropic's clients is served too.
+_MESSAGES = ("/v1/messages", "/anthropic/v1/messages")
 
 
 def inference_routes(admitted: Sequence[Middleware] = ()) -> list[Route]:
@@ -24,6 +30,13 @@ def inference_routes(admitted: Sequence[Middleware] = ()) -> list[Route]:
     return [
         *both("/chat/completions", chat_completions, "POST", admitted),
         *both("/completions", completions, "POST", admitted),
+        *both("/responses", create_response, "POST", admitted),
+        *both("/responses/{response_id}", get_response),
+        *both("/responses/{response_id}/cancel", cancel_response, "POST"),
+        *(Route(path, messages, methods=["POST"], middleware=admitted) for path in _MESSAGES),
+        *(Route(f"{path}/count_tokens", count_tokens, methods=["POST"]) for path in _MESSAGES),
+        *both("/tokenize", tokenize, "POST"),
+        *both("/detokenize", detokenize, "POST"),
     ]
 
 

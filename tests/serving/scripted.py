@@ -66,7 +66,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 if isinstance(step, BaseException):
                     raise step
-                output = self._output(request, tuple(step)[:num_left], num_left)
+                output = self._output(request, tuple(step)[:num_left], num_left, is_first=i == 0)
                 num_left -= len(output.token_ids)
                 yield output
                 if output.finish_reason is not None:
@@ -76,7 +76,9 @@ class ScriptedEngine:
             self.aborted.append(request.request_id)
             raise
 
-    def _output(self, request: EngineRequest, ids: tuple[int, ...], num_left: int) -> TokenOutput:
+    def _output(
+        self, request: EngineRequest, ids: tuple[int, ...], num_left: int, *, is_first: bool
+    ) -> TokenOutput:
         stops = set(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stops.add(self.eos)
@@ -96,6 +98,7 @@ class ScriptedEngine:
             stop_token_id=stop_token_id,
             num_cached_tokens=self.num_cached_tokens,
             num_replayed_tokens=self.num_replayed_tokens,
+            prompt_logprobs=_prompt_logprobs(request) if is_first else (),
         )
 
     async def abort(self, request_id: str) -> None:
@@ -136,6 +139,13 @@ class ScriptedEngine:
 
     async def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
+
+
+def _prompt_logprobs(request: EngineRequest) -> tuple[TokenLogprobs | None, ...]:
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return ()
+    return (None, *(_logprobs(token_id, num_top) for token_id in request.prompt_token_ids[1:]))
 
 
 def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:
