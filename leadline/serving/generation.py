@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
 from leadline.core.request import EngineRequest, FinishReason, TokenOutput
+from leadline.serving.admission import charge
 from leadline.serving.context import Server
 from leadline.serving.errors import GenerationFailed
 
@@ -104,6 +105,7 @@ async def read_choice(
         raise
     finally:
         if reason is not None:
+            charge(len(request.prompt_token_ids) + reader.num_tokens)
             timer.finish(reason, reader.num_tokens)
 
 

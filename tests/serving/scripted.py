@@ -34,6 +34,8 @@ class ScriptedEngine:
         refuse: raised by every ``submit`` instead of an answer.
         gate: an event that every step but the first waits for; None lets them run.
         is_dead: ``health`` and ``stats`` raise.
+        is_paused: what ``pause`` was told last.
+        died: what the server of it waits for; ``restart`` makes it live again.
         requests: what was submitted, in order.
         aborted: ids of the requests that were closed before their end.
     """
@@ -45,6 +47,8 @@ class ScriptedEngine:
     refuse: Exception | None = None
     gate: asyncio.Event | None = None
     is_dead: bool = False
+    is_paused: bool = False
+    died: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -57,6 +61,8 @@ class ScriptedEngine:
             for i, step in enumerate(self.script):
                 if self.gate is not None and i:
                     await self.gate.wait()
+                    if self.is_dead:
+                        raise EngineDead("the engine was shut down")
                 await asyncio.sleep(0)
                 if isinstance(step, BaseException):
                     raise step
@@ -117,10 +123,19 @@ class ScriptedEngine:
             raise EngineDead("the engine process has ended")
 
     async def pause(self, paused: bool) -> None:
-        raise NotImplementedError
+        self.is_paused = paused
 
     async def reset_prefix_cache(self) -> bool:
-        raise NotImplementedError
+        return True
+
+    async def restart(self) -> None:
+        self.is_dead = False
+        self.died.clear()
+
+    async def shutdown(self) -> None:
+        self.is_dead = True
+        if self.gate is not None:
+            self.gate.set()
 
     async def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         raise NotImplementedError

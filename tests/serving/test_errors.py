@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded
+from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
 from tests.serving.conftest import HELLO, MakeRig
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -167,7 +167,7 @@ def test_wrong_method_names_the_right_one(rig: MakeRig) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}],
+    [{"Content-Type": "text/plain"}, {"Content-Encoding": "br"}],
     ids=["type", "encoding"],
 )
 def test_other_content_is_415(rig: MakeRig, headers: dict[str, str]) -> None:
@@ -221,6 +221,21 @@ def test_engine_death_in_a_stream_is_an_event_and_then_done(rig: MakeRig) -> Non
             "code": "internal_error",
         }
     }
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_deadline_before_the_first_token_is_504(rig: MakeRig, stream: bool) -> None:
+    server = rig([RequestTimeout("it took longer than 2 s")], end=False)
+    reply = server.http.post(CHAT, json={"messages": HELLO, "stream": stream})
+    assert reply.status_code == 504
+    error = reply.json()["error"]
+    assert (error["type"], error["code"]) == ("timeout_error", "request_timeout")
+
+
+def test_a_deadline_in_a_stream_is_an_event(rig: MakeRig) -> None:
+    server = rig([(66,), RequestTimeout("it took longer than 2 s")], end=False)
+    chunks = server.stream(thinking={"type": "disabled"})
+    assert chunks[-1]["error"]["code"] == "request_timeout"
 
 
 def test_unexpected_error_hides_its_text(rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
