@@ -133,6 +133,15 @@ def test_echo_with_logprobs_covers_prompt_and_answer(rig: MakeRig, stream: bool)
     assert offsets == [0, *(len("".join(tokens[1:i])) for i in range(1, len(tokens)))]
 
 
+def test_c41_a_token_that_is_held_back_keeps_its_entry(rig: MakeRig) -> None:
+    text = "a 😀 b"
+    chunks = rig(text).stream(PATH, prompt="Once", logprobs=0, max_tokens=99)
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["text"] for part in parts) == text
+    num_entries = sum(len(part["logprobs"]["tokens"]) for part in parts if part["logprobs"])
+    assert num_entries == len(rig("").tokenizer.encode(text))
+
+
 def test_prompt_logprobs_have_the_candidates_of_every_position(rig: MakeRig) -> None:
     server = rig("x")
     first, *others = complete(server, prompt_logprobs=2)["choices"][0]["prompt_logprobs"]

@@ -125,8 +125,6 @@ class CompletionAnswer:
         async with aclosing(_batched(self._parts(), interval)) as parts:
             async for part in parts:
                 is_last = part.finish_reason is not None
-                if not part.text and not is_last:
-                    continue
                 if counts_on or (is_last and self._config.usage_in_final_chunk):
                     yield event(self._completion([part], self._usage()))
                 else:
@@ -186,7 +184,7 @@ class _PartWriter:
 async def _batched(
     parts: AsyncGenerator[tuple[CompletionChoice, int], None], interval: int
 ) -> AsyncGenerator[CompletionChoice, None]:
-    """Parts of ``interval`` tokens; the first and the last of a choice come at once."""
+    """Parts of ``interval`` tokens that have a text; the first and the last come at once."""
     held: dict[int, CompletionChoice] = {}
     num_held: dict[int, int] = {}
     async with aclosing(parts):
@@ -197,6 +195,7 @@ async def _batched(
             else:
                 held[index] = part
             num_held[index] = num_held.get(index, interval) + num_tokens
-            if num_held[index] >= interval or part.finish_reason is not None:
+            is_due = num_held[index] >= interval and held[index].text
+            if is_due or part.finish_reason is not None:
                 num_held[index] = 0
                 yield held.pop(index)
