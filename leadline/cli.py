@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(argv: Sequence[str]) -> None:
     """``leadline serve [MODEL] [flags]``."""
+    from leadline.serving.logs import configure_logging
+
     parser = FlagParser(
         "leadline serve", "[MODEL]", "Serve a model over HTTP.", [EngineConfig, ServerConfig]
     )
@@ -88,6 +90,7 @@ def serve(argv: Sequence[str]) -> None:
     values, positionals = parser.parse(argv, os.environ)
     engine_config = _engine_config(values, positionals)
     server_config = from_values(ServerConfig, values)
+    configure_logging(server_config.telemetry)
     if "print_config" in values:
         resolved = {**asdict(engine_config), "server": asdict(server_config)}
         print(json.dumps(resolved, indent=2))

@@ -19,7 +19,10 @@ COUNTERS = (
     "prefix_cache_queries",  # prompt tokens looked up at first admissions
     "prefix_cache_hits",  # of these, tokens found
     "num_preemptions",
+    "corrupted_requests",  # ended because a step of theirs gave no valid token
     "steps",
+    "prefill_steps",  # of these, the ones with prefill rows
+    "step_rows",  # fed by all steps
 )
 STEP_PARTS = ("schedule", "build", "forward", "sample")
 

@@ -24,6 +24,7 @@ from leadline.serving.dialect import error_response, on_error
 from leadline.serving.metrics import ServingMetrics
 from leadline.serving.openai.chat import chat_completions
 from leadline.serving.openai.completions import completions
+from leadline.serving.tracing import TraceParent
 from leadline.text.tokenizer import Tokenizer
 
 _PROBES = ("/health", "/metrics", "/version")
@@ -53,7 +54,10 @@ def build_app(
             Route("/version", admin.version),
             Route("/metrics", admin.metrics),
         ],
-        middleware=[Middleware(_Envelope, metrics=server.metrics)],
+        middleware=[
+            Middleware(_Envelope, metrics=server.metrics),
+            *([] if server.tracer is None else [Middleware(TraceParent, tracer=server.tracer)]),
+        ],
         exception_handlers={
             LeadlineError: on_error,
             HTTPException: on_error,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +14,15 @@ from starlette.requests import Request
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
 from leadline.core.errors import BadRequest
+from leadline.core.request import EngineRequest
+from leadline.serving.logs import Event
 from leadline.serving.metrics import ServingMetrics
+from leadline.serving.request_record import RequestRecord
+from leadline.serving.tracing import Tracer
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -90,7 +97,25 @@ class Server:
         self.config = config
         self.model_names = config.served_model_name or (model.root.rstrip("/").split("/")[-1],)
         self.created = int(time.time())
-        self.metrics = ServingMetrics(self.model_names[0])
+        telemetry = config.telemetry
+        self.metrics = ServingMetrics(self.model_names[0], telemetry.metrics_prefix)
+        endpoint = telemetry.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint)
+
+    def record(self, request: EngineRequest, log_id: str) -> RequestRecord:
+        """Start the clock of a request that is about to be submitted."""
+        telemetry, decode = self.config.telemetry, self.tokenizer.decode
+        if telemetry.enable_log_requests:
+            fields = {"request_id": log_id, "id": request.request_id}
+            prompt = decode(request.prompt_token_ids)
+            logger.info(Event("prompt", {**fields, "text": prompt, "sampling": request.sampling}))
+        return RequestRecord(
+            self.metrics,
+            request,
+            log_id,
+            span=None if self.tracer is None else self.tracer.start(request, log_id),
+            decode=decode if telemetry.enable_log_outputs else None,
+        )
 
     def resolve_model(self, name: str | None) -> str:
         """The name to echo for a requested model (serving-api 4).
