@@ -19,6 +19,7 @@ from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
 from leadline.core.errors import LeadlineError
 from leadline.serving import admin
+from leadline.serving.console import console_routes
 from leadline.serving.context import ModelInfo, Server
 from leadline.serving.dialect import error_response, on_error
 from leadline.serving.metrics import ServingMetrics
@@ -53,6 +54,7 @@ def build_app(
             Route("/health", admin.health),
             Route("/version", admin.version),
             Route("/metrics", admin.metrics),
+            *console_routes(),
         ],
         middleware=[
             Middleware(_Envelope, metrics=server.metrics),
