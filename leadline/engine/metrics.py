@@ -19,10 +19,12 @@ COUNTERS = (
     "prefix_cache_queries",  # prompt tokens looked up at first admissions
     "prefix_cache_hits",  # of these, tokens found
     "num_preemptions",
-    "corrupted_requests",  # ended because a step of theirs gave no valid token
     "steps",
-    "prefill_steps",  # of these, the ones with prefill rows
+    "prefill_steps",  # of ``steps``, those with rows of prompts only
+    "decode_steps",  # with decode rows only
+    "mixed_steps",
     "step_rows",  # fed by all steps
+    "corrupted_requests",  # ended because their logits were not finite
 )
 STEP_PARTS = ("schedule", "build", "forward", "sample")
 

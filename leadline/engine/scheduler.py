@@ -319,8 +319,6 @@ class Scheduler:
         """
         self._num_unbooked -= 1
         self._metrics.counters["steps"] += 1
-        self._metrics.counters["prefill_steps"] += plan.num_prefill_rows > 0
-        self._metrics.counters["step_rows"] += plan.num_rows
         outputs = []
         for group, result in zip(plan.groups, results, strict=True):
             if group.is_stale:
@@ -328,7 +326,6 @@ class Scheduler:
             request = group.request
             request.confirmed = max(request.confirmed, group.end)
             if result.error is not None:
-                self._metrics.counters["corrupted_requests"] += 1
                 outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
                 continue
             self._cache.commit(request, request.confirmed)

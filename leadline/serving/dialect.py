@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from leadline.serving.errors import Failure, describe
-from leadline.serving.metrics import REJECTIONS
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -125,8 +124,7 @@ def dialect_of(path: str) -> Dialect:
 def error_response(error: BaseException, scope: Scope) -> Response:
     """The answer to a request that failed before anything was sent."""
     failure = describe(error)
-    if failure.code in REJECTIONS:
-        scope["app"].state.server.metrics.count_rejection(failure.code)
+    scope["state"]["failure"] = failure.code  # for the metrics
     headers = dict(getattr(error, "headers", None) or {})
     if failure.retry_after is not None:
         headers |= {

@@ -23,7 +23,7 @@ _SHARED_COUNTERS = {
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up at admission."),
     "prefix_cache_hits": ("prefix_cache_hits", "Of these, tokens found in the prefix cache."),
     "num_preemptions": ("num_preemptions", "Running requests put back into the queue."),
-    "corrupted_requests": ("corrupted_requests", "Requests that a step gave no valid token."),
+    "corrupted_requests": ("corrupted_requests", "Requests whose logits were not finite."),
 }
 _OWN_COUNTERS = {
     "computed_tokens": ("computed_tokens", "Prompt rows fed that no cache held."),
@@ -168,15 +168,14 @@ def _counters(stats: EngineStats, prefix: str, labels: Mapping[str, str]) -> Ite
         labels,
         [({"position": "0"}, 0)],
     )
-    prefill = counts["prefill_steps"]
     yield _family(
         CounterMetricFamily,
         "leadline:steps",
-        "Steps: with prompt rows or without, by what ran them.",
+        "Steps by the rows that they fed, and by what ran them.",
         labels,
         [
-            ({"kind": "prefill", "graph": "none"}, prefill),
-            ({"kind": "decode", "graph": "none"}, counts["steps"] - prefill),
+            ({"kind": kind, "graph": "none"}, counts[f"{kind}_steps"])
+            for kind in ("prefill", "decode", "mixed")
         ],
     )
     if stats.step_seconds:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import Metric
+from starlette.types import Scope
 
 from leadline.core.client import EngineStats
 from leadline.serving.engine_metrics import EngineTotals, engine_families
@@ -100,13 +101,13 @@ class ServingMetrics:
         self._malformed = self._counter(
             "leadline:malformed_outputs", "Answers with markup that is no call.", "kind", MALFORMED
         )
-        self.http_requests = Counter(
+        self._http_requests = Counter(
             "http_requests",
             "HTTP requests answered.",
             ["method", "status", "handler"],
             registry=self._registry,
         )
-        self.http_seconds = Histogram(
+        self._http_seconds = Histogram(
             "http_request_duration_seconds",
             "From the request's head to the end of its answer.",
             ["method", "handler"],
@@ -135,9 +136,14 @@ class ServingMetrics:
         self._num_finished += 1
         self._success.labels(*self._labels.values(), reason).inc()
 
-    def count_rejection(self, reason: str) -> None:
-        """Note a request that was refused for load: the ``code`` of its error."""
-        self._rejections.labels(*self._labels.values(), reason).inc()
+    def count_answer(self, scope: Scope, status: int, seconds: float) -> None:
+        """Note an HTTP request that was answered, and whether it was refused for load."""
+        # The endpoint's name, not the path: clients can invent any number of those.
+        handler = getattr(scope.get("endpoint"), "__name__", "none")
+        self._http_requests.labels(scope["method"], str(status), handler).inc()
+        self._http_seconds.labels(scope["method"], handler).observe(seconds)
+        if (reason := scope["state"].get("failure")) in REJECTIONS:
+            self._rejections.labels(*self._labels.values(), reason).inc()
 
     def count_malformed(self, kind: str) -> None:
         """Note an answer whose markup could not be read: one of ``MALFORMED`` (3.6, 3.7)."""

@@ -173,11 +173,12 @@ def test_gauges_show_states_that_add_up() -> None:
 
 
 def test_steps_have_kinds_and_a_histogram_of_rows() -> None:
-    counts = STATS.counters | {"steps": 6, "prefill_steps": 2, "step_rows": 400}
+    kinds = {"prefill_steps": 2, "decode_steps": 4, "mixed_steps": 1}
+    counts = STATS.counters | kinds | {"step_rows": 400}
     stats = EngineStats(counters=counts, iteration_tokens=STATS.iteration_tokens)
     got = parsed(ServingMetrics("m").exposition(stats))
-    assert got["leadline:steps_total", "none", "prefill"] == 2
-    assert got["leadline:steps_total", "none", "decode"] == 4
+    steps = [got["leadline:steps_total", "none", k] for k in ("prefill", "decode", "mixed")]
+    assert steps == [2, 4, 1]
     assert got["vllm:iteration_tokens_total_bucket", "64.0"] == 5
     assert got["vllm:iteration_tokens_total_count",] == 6
     assert got["vllm:iteration_tokens_total_sum",] == 400

@@ -30,17 +30,22 @@ _HEADERS = {
 }
 
 
+_STATIC = files(__name__) / "static"
+_FILES = {
+    "/" if file.name == "index.html" else f"/console/{file.name}": file.name
+    for file in _STATIC.iterdir()
+}
+
+CONSOLE_PATHS = frozenset(_FILES)
+
+
 def console_routes() -> list[Route]:
-    """``/`` and the files that it uses; open without a key, like the page of any site."""
-    static = sorted(files(__name__).joinpath("static").iterdir(), key=lambda file: file.name)
-    return [
-        Route("/" if file.name == "index.html" else f"/console/{file.name}", _serve(file.name))
-        for file in static
-    ]
+    """``/`` and the files that it uses, ``CONSOLE_PATHS``: they need no key, the API does."""
+    return [Route(path, _serve(name)) for path, name in _FILES.items()]
 
 
 def _serve(name: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files(__name__).joinpath("static", name).read_bytes()
+    content = (_STATIC / name).read_bytes()
     headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
     media_type = _TYPES[name.rpartition(".")[2]]
 
