@@ -15,29 +15,29 @@ from prometheus_client.core import (
 
 from leadline.core.client import EngineStats
 
-# Metric name: (the engine's counter, help). The first table's names are those of vLLM.
+# The engine's counter, which is the metric's name too: help. The first table is vLLM's names.
 _SHARED_COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
-    "generation_tokens": ("generation_tokens", "Tokens generated."),
-    "prompt_tokens_cached": ("prompt_tokens_cached", "Prompt tokens that usage shows as cached."),
-    "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up at admission."),
-    "prefix_cache_hits": ("prefix_cache_hits", "Of these, tokens found in the prefix cache."),
-    "num_preemptions": ("num_preemptions", "Running requests put back into the queue."),
-    "corrupted_requests": ("corrupted_requests", "Requests whose logits were not finite."),
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "generation_tokens": "Tokens generated.",
+    "prompt_tokens_cached": "Prompt tokens that usage shows as cached.",
+    "prefix_cache_queries": "Prompt tokens looked up at first admissions.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache, of those looked up.",
+    "num_preemptions": "Running requests put back into the queue for want of pages.",
+    "corrupted_requests": "Requests whose logits were not finite.",
 }
 _OWN_COUNTERS = {
-    "computed_tokens": ("computed_tokens", "Prompt rows fed that no cache held."),
-    "replayed_tokens": ("replayed_tokens", "Prompt rows fed again after a hit."),
-    "upper_rows": ("upper_rows", "Rows that ran the layers above the cut."),
-    "evicted_pages": ("evicted_pages", "Cached pages given to somebody else."),
+    "computed_tokens": "Prompt rows fed that no cache held.",
+    "replayed_tokens": "Cached prompt rows fed again to rebuild windows.",
+    "upper_rows": "Rows that ran the layers above the cut.",
+    "evicted_pages": "Cached pages given to other tokens.",
 }
 
 # Names on dashboards for what does not exist here: each stays 0.
 _IDLE_COUNTERS = {
-    "external_prefix_cache_queries": "Prompt tokens looked up outside this engine.",
-    "external_prefix_cache_hits": "Of these, tokens found.",
+    "external_prefix_cache_queries": "Prompt tokens looked up in remote caches.",
+    "external_prefix_cache_hits": "Prompt tokens found there.",
     "mm_cache_queries": "Images looked up among encoded ones.",
-    "mm_cache_hits": "Of these, images found.",
+    "mm_cache_hits": "Images found among encoded ones.",
     "spec_decode_num_drafts": "Drafts verified.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
     "spec_decode_num_accepted_tokens": "Drafted tokens accepted.",
@@ -157,8 +157,8 @@ def _gauges(stats: EngineStats, prefix: str, labels: Mapping[str, str]) -> Itera
 def _counters(stats: EngineStats, prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
     counts = stats.counters
     for start, table in ((prefix, _SHARED_COUNTERS), ("leadline:", _OWN_COUNTERS)):
-        for name, (counter, text) in table.items():
-            yield _family(CounterMetricFamily, start + name, text, labels, [({}, counts[counter])])
+        for name, text in table.items():
+            yield _family(CounterMetricFamily, start + name, text, labels, [({}, counts[name])])
     for name, text in _IDLE_COUNTERS.items():
         yield _family(CounterMetricFamily, prefix + name, text, labels, [({}, 0)])
     yield _family(
