@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]+)")
 
 def blocks(page: Path, language: str) -> list[Any]:
     """Code of one language, each with the heading above it and its number as its id."""
-    heading, found = "", []
+    heading = ""
+    found: list[Any] = []
     for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if match[1]:
             heading = match[1]
@@ -72,14 +74,10 @@ def test_every_code_of_an_error_is_documented() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
     known = {s.flag[2:] for config in (ServerConfig, EngineConfig) for s in settings(config)}
-    known |= {"help", "config", "print-config", "check"}
-    text = "\n".join(
-        line
-        for line in page.read_text(encoding="utf-8").splitlines()
-        if not line.lstrip("* ").startswith(("`Dockerfile`", "default), then"))
-    )
-    named = {flag.removeprefix("no-") for flag in FLAG.findall(text)}
-    assert sorted(named - known - {"some-flag", "flag"}) == []
+    known |= {"help", "config", "print-config", "some-flag", "flag"}
+    known |= {"build-arg", "gpus", "shm-size"}  # docker's
+    named = FLAG.findall(page.read_text(encoding="utf-8"))
+    assert sorted({flag.removeprefix("no-") for flag in named} - known) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -90,7 +88,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_are_well_formed(page: Path) -> None:
-    parsers = {
+    parsers: dict[str, Callable[[str], object]] = {
         "python": lambda text: compile(text, page.name, "exec"),
         "json": json.loads,
         "toml": tomllib.loads,
@@ -101,7 +99,7 @@ def test_examples_are_well_formed(page: Path) -> None:
             parse(block.values[0])
 
 
-@pytest.mark.parametrize("code", [e for e in EXAMPLES if "openai import" in str(e.values[0])][:3])
+@pytest.mark.parametrize("code", [e for e in EXAMPLES if "from openai" in e.values[0]])
 def test_quickstart_of_openai_runs(
     rig: MakeRig, capsys: pytest.CaptureFixture[str], code: str
 ) -> None:
@@ -109,7 +107,7 @@ def test_quickstart_of_openai_runs(
     assert "seven fathoms" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("code", [e for e in EXAMPLES if "from anthropic" in str(e.values[0])])
+@pytest.mark.parametrize("code", [e for e in EXAMPLES if "from anthropic" in e.values[0]])
 def test_quickstart_of_anthropic_runs(
     rig: MakeRig, capsys: pytest.CaptureFixture[str], code: str
 ) -> None:
@@ -124,5 +122,7 @@ def run_example(rig: MakeRig, code: str) -> None:
     server.engine.num_cached_tokens = 5
     names: dict[str, Any] = {}
     with serving(server.app) as url:
-        exec(code.replace("http://localhost:8000", url), names)
-        names["client"].close()
+        try:
+            exec(code.replace("http://localhost:8000", url), names)
+        finally:
+            names["client"].close()
