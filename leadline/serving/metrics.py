@@ -31,7 +31,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 REJECTIONS = ("server_overloaded", "shutting_down", "not_ready", "rate_limit_exceeded")
-MALFORMED = ("empty_tool_block", "undeclared_tools", "parser_error")
+PARSER_FAULTS = ("internal_error", "block_without_call", "block_without_tools")
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _GAPS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 10)
@@ -110,11 +110,8 @@ class ServingMetrics:
         self._rejections = self._counter(
             f"{prefix}admission_rejections", "Requests refused for load.", "reason", REJECTIONS
         )
-        self._malformed = self._counter(
-            "leadline:malformed_outputs",
-            "Answers with tool markup that gave no call.",
-            "kind",
-            MALFORMED,
+        self._faults = self._counter(
+            "leadline:parser_faults", "What parsers met and withheld.", "kind", PARSER_FAULTS
         )
         self._http_requests = Counter(
             "http_requests",
@@ -160,9 +157,9 @@ class ServingMetrics:
         if (reason := scope["state"].get("failure")) in REJECTIONS:
             self._rejections.labels(*self._labels.values(), reason).inc()
 
-    def count_malformed(self, kind: str) -> None:
-        """Note an answer whose markup could not be read: one of ``MALFORMED`` (3.6, 3.7)."""
-        self._malformed.labels(*self._labels.values(), kind).inc()
+    def count_fault(self, kind: str) -> None:
+        """Note what the parser withheld from a client: one of ``PARSER_FAULTS`` (3.6, 3.7)."""
+        self._faults.labels(*self._labels.values(), kind).inc()
 
     def exposition(self, stats: EngineStats | None) -> bytes:
         """Everything in the text format; ``stats`` is None while the engine does not answer."""

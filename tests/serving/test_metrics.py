@@ -56,7 +56,7 @@ COUNTER_NAMES = [
     "leadline:computed_tokens",
     "leadline:evicted_pages",
     "leadline:steps",
-    "leadline:malformed_outputs",
+    "leadline:parser_faults",
     "http_requests",
 ]
 HISTOGRAMS = [
@@ -285,9 +285,9 @@ def test_cache_that_never_hits_is_warned_about_once(
     assert len(re.findall("no prefix was found", caplog.text)) == int(warns)
 
 
-def test_malformed_output_is_counted_by_kind() -> None:
+def test_parser_fault_is_counted_by_kind() -> None:
     metrics = ServingMetrics("m")
-    metrics.count_malformed("parser_error")
+    metrics.count_fault("block_without_call")
     got = parsed(metrics.exposition(None))
-    assert got["leadline:malformed_outputs_total", "parser_error"] == 1
-    assert got["leadline:malformed_outputs_total", "undeclared_tools"] == 0
+    assert got["leadline:parser_faults_total", "block_without_call"] == 1
+    assert got["leadline:parser_faults_total", "internal_error"] == 0

@@ -75,7 +75,7 @@ export class AnswerTurn extends Turn {
     this.node.removeAttribute("aria-busy");
     const facts = this.#facts();
     if (note) facts.push(note);
-    const line = element("p", facts.join("\u00a0\u00a0· "));
+    const line = element("p", facts.join("\u00a0\u00a0·  "));
     line.className = "usage";
     if (this.usage) line.prepend(depthMark(this.usage.total_tokens));
     this.body.append(line);
