@@ -8,7 +8,7 @@ that part.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -157,9 +157,10 @@ class ServingMetrics:
         if (reason := scope["state"].get("failure")) in REJECTIONS:
             self._rejections.labels(*self._labels.values(), reason).inc()
 
-    def count_fault(self, kind: str) -> None:
-        """Note what the parser withheld from a client: one of ``PARSER_FAULTS`` (3.6, 3.7)."""
-        self._faults.labels(*self._labels.values(), kind).inc()
+    def count_faults(self, kinds: Iterable[str]) -> None:
+        """Note what a parser withheld from its client: some of ``PARSER_FAULTS`` (3.6, 3.7)."""
+        for kind in kinds:
+            self._faults.labels(*self._labels.values(), kind).inc()
 
     def exposition(self, stats: EngineStats | None) -> bytes:
         """Everything in the text format; ``stats`` is None while the engine does not answer."""

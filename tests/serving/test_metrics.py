@@ -287,7 +287,7 @@ def test_cache_that_never_hits_is_warned_about_once(
 
 def test_parser_fault_is_counted_by_kind() -> None:
     metrics = ServingMetrics("m")
-    metrics.count_fault("block_without_call")
+    metrics.count_faults(["block_without_call"])
     got = parsed(metrics.exposition(None))
     assert got["leadline:parser_faults_total", "block_without_call"] == 1
     assert got["leadline:parser_faults_total", "internal_error"] == 0
