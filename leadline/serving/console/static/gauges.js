@@ -79,10 +79,8 @@ export class Gauges {
     this.#say("up", "live");
     const at = performance.now();
     const now = (name) => samples.get(name) ?? 0;
-    if (this.#before) {
-      const before = (name) => this.#before.get(name) ?? 0;
-      for (const row of this.rows) row.push(row.gauge.read(now, before, (at - this.#at) / 1000));
-    }
+    const before = (name) => (this.#before ?? samples).get(name) ?? 0;
+    for (const row of this.rows) row.push(row.gauge.read(now, before, (at - this.#at) / 1000));
     this.pages.show(STATES.map((state) => now(`leadline:kv_pages ${state}`)));
     this.#before = samples;
     this.#at = at;
