@@ -134,7 +134,7 @@ async def run_server(server: Any, emitter: Emitter, report: Path) -> None:
 
 
 class _Stream(asyncio.Protocol):
-    """One chat over a socket: notes when each content event came, and the answer's id."""
+    """One chat over a socket: notes when each content event came, and its id in the engine."""
 
     MARK = b'"content":"'
 
@@ -174,7 +174,7 @@ class _Stream(asyncio.Protocol):
 
     @property
     def answer_id(self) -> str:
-        return self.head.partition(b'"id":"')[2].partition(b'"')[0].decode()
+        return self.head.partition(b'"id":"chatcmpl-')[2].partition(b'"')[0].decode()
 
 
 async def read_streams(port: int, streams: int, num_tokens: int) -> tuple[float, list[_Stream]]:

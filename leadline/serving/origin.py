@@ -58,7 +58,10 @@ class Origin:
         bad_token_ids: tuple[tuple[int, ...], ...] = (),
         thinking_budget: ThinkingBudget | None = None,
     ) -> EngineRequest:
-        """What the engine is asked for, under an id of its own (C56)."""
+        """What the engine is asked for, under an id of its own (C56).
+
+        Answers are called by it too, so that a line of the log leads to its answer.
+        """
         return EngineRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=prompt_token_ids,

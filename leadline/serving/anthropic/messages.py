@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -52,7 +51,7 @@ class MessagesAnswer:
             raise BadRequest("max_tokens: this field is required", param="max_tokens")
         self.is_stream = bool(body.stream)
         call = prepare_chat(server, messages_query(body), caller)
-        self._id = f"msg_{uuid.uuid4().hex}"
+        self._id = f"msg_{call.request.request_id}"
         self._model = call.model
         self._writer = BlockWriter(signature=self._id)
         self._run = ChatRun(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -61,7 +60,7 @@ class ChatAnswer:
             shows_reasoning=body.include_reasoning is not False,
             keeps_ids=bool(body.return_token_ids),
         )
-        self._id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
+        self._id = f"chatcmpl-{body.request_id or self._call.request.request_id}"
         self._created = int(time.time())
         self._reasoning = ReasoningKeys(self._config.reasoning_field)
         self._logprobs = LogprobWriter(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -101,7 +100,7 @@ class CompletionAnswer:
         self._model = server.resolve_model(body.model)
         requests = completion_requests(server, body, caller)
         self.is_stream = bool(body.stream)
-        self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
+        self._id = f"cmpl-{body.request_id or requests[0].request_id}"
         self._created = int(time.time())
         self._meter = UsageMeter()
         self._n = requests[0].sampling.n

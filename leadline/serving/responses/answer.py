@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -76,7 +75,7 @@ class ResponsesAnswer:
         )
         self._logprobs = LogprobWriter(server.tokenizer) if wants_logprobs(body) else None
         self._response: dict[str, Any] = {
-            "id": f"resp_{uuid.uuid4().hex}",
+            "id": f"resp_{call.request.request_id}",
             "object": "response",
             "created_at": int(time.time()),
             "status": "queued" if self._is_background else "in_progress",
