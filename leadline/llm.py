@@ -119,7 +119,8 @@ class LLM:
             if name not in known and name not in compat.NAMES:
                 hint = closest(name, [*known, "tokenizer", "skip_tokenizer_init"])
                 raise TypeError(f"LLM() got an unexpected keyword argument {name!r}{hint}")
-        values = {"model": str(model), **compat.settle(options)}
+        # Nobody else asks this engine, so a list of prompts may be as long as it is.
+        values = {"model": str(model), "max_num_queued_reqs": 0, **compat.settle(options)}
         self.config = from_values(EngineConfig, values)
         self._tokenizer = None if skip_tokenizer_init else _load_tokenizer(tokenizer, self.config)
         self._chat_encoder: ChatEncoder | None = None
@@ -307,6 +308,7 @@ class LLM:
     def _step_until_done(self, running: dict[str, _Choice], use_tqdm: bool) -> None:
         with _progress(len(running), use_tqdm) as advance:
             while running:
+                self._engine.wait()
                 for output in self._engine.step():
                     choice = running.get(output.request_id)
                     if choice is None:  # the last word of a request that was aborted
@@ -361,6 +363,8 @@ class _Choice:
         Raises:
             LeadlineError: the request failed.
         """
+        if news.refusal is not None:
+            raise news.refusal
         if news.finish_reason is FinishReason.ERROR:
             raise LeadlineError(f"request {self._result.request_id} failed: {news.error}")
         output = self._output

@@ -130,7 +130,7 @@ class CheckedScheduler(Scheduler):
         replayed = max(0, cached - first_fed)
         assert replayed <= self._policy.length
         assert num_upper == end - max(first_fed, request.floor_up)
-        if self._policy.upper and not request.wants_prompt_logits:
+        if self._policy.upper and not request.reads_prompt:
             assert num_upper <= self._policy.length or not self._policy.lower
             if first_fed == request.floor_lo:  # neither a snapshot nor a hot slot
                 assert num_upper == min(end - first_fed, self._policy.length)
@@ -154,7 +154,8 @@ class CheckedScheduler(Scheduler):
     def _check_priority(self, plan: StepPlan) -> None:
         """Invariant 38, where nobody ages: the first of the highest class had no room at all."""
         prefills = [g.request for g in plan.groups if g.kind is RowKind.PREFILL]
-        first = min(self.waiting, key=lambda r: r.priority, default=None)
+        ready = [r for r in self.waiting if not r.is_deferred]
+        first = min(ready, key=lambda r: r.priority, default=None)
         if first is None or first.priority >= max((r.priority for r in prefills), default=-99):
             return
         num_prefills = len(
@@ -173,6 +174,6 @@ class CheckedScheduler(Scheduler):
 
     def _check_progress(self, plan: StepPlan) -> None:
         """Invariant 33: never twice in a row nothing to do while requests are open."""
-        is_stalled = self.num_requests > 0 and not plan.groups
+        is_stalled = self.can_run and not plan.groups
         assert not (is_stalled and self._is_stalled), "requests are open and nothing was scheduled"
         self._is_stalled = is_stalled

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from leadline.cache.sizing import CacheSize
 from leadline.config.engine import EngineConfig, SchedulerConfig
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
+from leadline.engine.grammar import GrammarCompiler, TokenizerFile
 from leadline.engine.sampler import Sampler
 from leadline.models.batch import CacheFields, ForwardBatch
 from tests.checks import CheckedScheduler
@@ -229,6 +231,7 @@ def fake_engine(
     poison: int | None = None,
     fail_on: int | None = None,
     sampler: Sampler | None = None,
+    grammars: GrammarCompiler | None = None,
     **config: int | float | None,
 ) -> FakeEngine:
     """A real engine around ``FakeModel``; ``config`` changes the scheduler's budgets."""
@@ -253,6 +256,7 @@ def fake_engine(
             eos_token_id=EOS,
             max_model_len=max_model_len,
             num_history=NUM_HISTORY,
+            grammars=grammars,
             asynchronous=asynchronous,
             checks_integrity=checks_integrity,
             clock=clock,
@@ -263,5 +267,10 @@ def fake_engine(
 
 
 def build_fake_engine(config: EngineConfig) -> Engine:
-    """A factory for an engine process; ids 13 and 14 make a step fail and logits NaN."""
-    return fake_engine(fail_on=13, poison=14, max_num_queued_reqs=8)
+    """A factory for an engine process; ids 13 and 14 make a step fail and logits NaN.
+
+    Its model names the folder of a tokenizer, where grammars are wanted.
+    """
+    path = Path(config.model) / "tokenizer.json"
+    grammars = GrammarCompiler(TokenizerFile(path, VOCAB_SIZE, EOS)) if path.exists() else None
+    return fake_engine(fail_on=13, poison=14, max_num_queued_reqs=16, grammars=grammars)

@@ -66,6 +66,9 @@ class ScriptedEngine:
                 error=self.error,
             )
 
+    def wait(self) -> None:
+        pass
+
     def step(self) -> list[TokenOutput]:
         # The last request first: results must come back in the order of the prompts.
         outputs = [next(self.live[name]) for name in reversed(self.live)]
@@ -357,8 +360,9 @@ def test_seeds_reproduce_and_unseeded_requests_differ(tiny: LLM) -> None:
 NOT_ON_GPU_MACHINES = """
 import sys
 class Absent:
-    names = {"deepseek_recipe", "huggingface_hub", "msgspec", "prometheus_client", "psutil",
-             "prompt_toolkit", "rich", "starlette", "tqdm", "uvicorn", "uvloop"}
+    names = {"deepseek_recipe", "huggingface_hub", "llguidance", "msgspec",
+             "prometheus_client", "psutil", "prompt_toolkit", "rich", "starlette", "tqdm",
+             "uvicorn", "uvloop"}
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -70,7 +70,10 @@ class SchedulerConfig:
             share it; None is no bound.
         priority_aging_seconds: a request that waits this long improves its priority by one; None
             never does.
-        max_num_queued_reqs: waiting requests before new ones are refused; None is no bound.
+        max_num_queued_reqs: requests, running or waiting, before new ones are refused; 0 is no
+            bound.
+        max_num_queued_tokens: prompt tokens that no step has fed yet, before new requests are
+            refused; 0 is no bound.
         rows_per_decode: query rows of a decode group, 1 + the longest draft; rings and batches
             are sized for it.
     """
@@ -82,7 +85,8 @@ class SchedulerConfig:
     max_bypass: int = 16
     long_prefill_threshold: int | None = None
     priority_aging_seconds: float | None = 30.0
-    max_num_queued_reqs: int | None = None
+    max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 0
     rows_per_decode: int = 6
 
     def __post_init__(self) -> None:
@@ -93,11 +97,10 @@ class SchedulerConfig:
             "max_num_seqs",
             "max_prefill_rows",
             "max_prefills",
-            "max_num_queued_reqs",
             "long_prefill_threshold",
             "rows_per_decode",
         )
-        _integers(self, 0, "max_bypass")
+        _integers(self, 0, "max_bypass", "max_num_queued_reqs", "max_num_queued_tokens")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "

@@ -57,7 +57,8 @@ class EngineClient(Protocol):
         """Queue a request and yield its outputs; closing the iterator aborts it.
 
         Raises:
-            BadRequest: it can never be served (too long, an id outside the vocabulary ...).
+            BadRequest: it can never be served (too long, an id outside the vocabulary ...); of a
+                grammar that does not compile, the iterator tells before any output.
             EngineOverloaded: the engine takes no work now.
             EngineDead: the engine process has ended.
         """
@@ -68,7 +69,7 @@ class EngineClient(Protocol):
         ...
 
     async def stats(self) -> EngineStats:
-        """The engine's counters and gauges."""
+        """The engine's counters and gauges; those before the step, where a step takes long."""
         ...
 
     async def health(self) -> None:

@@ -7,9 +7,12 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leadline.core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from leadline.engine.constraint import ConstraintState
 
 
 class FinishReason(enum.StrEnum):
@@ -62,7 +65,8 @@ class Constraint:
     Attributes:
         at_once: holds from the first token on; None leaves tokens free until a trigger.
         after: (trigger id, grammar) pairs: nothing is masked until one of the ids is generated;
-            its grammar then holds for the tokens that follow, to the end of the answer.
+            its grammar then holds for the tokens that follow, to the end of the answer. Once a
+            grammar holds, further triggers are tokens like others.
     """
 
     at_once: str | None = None
@@ -91,7 +95,7 @@ class SamplingParams:
         temperature: 0 is greedy (values below 1e-5 count as 0).
         top_k: 0 or -1 is off.
         seed: signed 64-bit; None draws from the engine's own seed.
-        max_tokens: at least 1; 0 only together with ``prompt_logits`` requests.
+        max_tokens: at least 1; 0 only together with ``prompt_logprobs``, to score a prompt.
         stop: strings searched in the text by the detokenizer, never by the engine.
         stop_token_ids: ids that end a request in the engine, beside the model's end token.
         logprobs: None is off; n returns the sampled token and the n most likely; -1 all.
@@ -260,6 +264,8 @@ class TokenOutput:
         prompt_logprobs: with the first output of a request that asked: one entry per prompt
             token, the first of them None.
         error: the message, when ``finish_reason`` is ERROR or TIMEOUT.
+        refusal: why a request that had been taken can never be served after all (its grammar
+            does not compile); raised by ``EngineClient.submit``'s iterator.
     """
 
     request_id: str
@@ -272,6 +278,7 @@ class TokenOutput:
     queue_seconds: float = 0.0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     error: str | None = None
+    refusal: BadRequest | None = None
 
 
 class RequestState(enum.Enum):
@@ -329,10 +336,16 @@ class Request:
         junction: where the cached prefix ended at admission, when no snapshot allowed its use.
         num_cached_tokens: prompt tokens found in the cache at the first admission.
         num_replayed_tokens: of these, the ones that were fed again then.
+        queue_seconds: from arrival to the first admission; 0 before it.
         deadline: the clock's seconds at which it fails, or None.
         num_bypassed: times that later requests were admitted past this waiting one.
         seed: of its random draws, the client's or one that the engine drew.
         wants_prompt_logits: every prompt row's logits are returned and nothing is sampled.
+        prompt_logprobs: those known so far where they are asked for; None once they were told.
+        is_deferred: its grammar is being compiled, and it cannot run before.
+        constraint: what its tokens must look like, after all of its output so far.
+        bad_token_ids: sequences of ids that its output never completes.
+        thinking_budget: when reasoning is cut short; None once the end of reasoning has come.
         cache_salt: only requests of the same salt share cached prefixes.
         page_extras: page index -> hashes and offsets of the images in it.
         digests: chained digests of the first full pages of ``tokens``; grown when needed.
@@ -349,6 +362,11 @@ class Request:
     priority: int = 0
     session_key: str | None = None
     wants_prompt_logits: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    is_deferred: bool = False
+    constraint: ConstraintState | None = None
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    thinking_budget: ThinkingBudget | None = None
     state: RequestState = RequestState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
     slot: int = 0
@@ -363,6 +381,7 @@ class Request:
     junction: int = 0
     num_cached_tokens: int = 0
     num_replayed_tokens: int = 0
+    queue_seconds: float = 0.0
     deadline: float | None = None
     num_preemptions: int = 0
     num_bypassed: int = 0
@@ -377,3 +396,16 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the logits of every prompt row are wanted, so that none may be skipped."""
+        return self.wants_prompt_logits or self.prompt_logprobs is not None
+
+    def append(self, token_id: int) -> None:
+        """Book a generated token; what follows is decided by all tokens up to it."""
+        self.tokens.append(token_id)
+        if self.constraint is not None:
+            self.constraint.accept([token_id])
+        if self.thinking_budget is not None and token_id == self.thinking_budget.end_id:
+            self.thinking_budget = None

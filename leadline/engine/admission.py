@@ -66,7 +66,7 @@ class Admission:
 
     def _admit_hot(self, request: Request, reserved: int) -> list[tuple[int, int]] | None:
         """Go on after the tokens of a slot that is still there; nothing is replayed (4.6)."""
-        hot = None if request.wants_prompt_logits else self._cache.lookup_hot(request)
+        hot = None if request.reads_prompt else self._cache.lookup_hot(request)
         if hot is None:
             return None
         end = len(request.tokens)
@@ -103,13 +103,13 @@ class Admission:
             # The saved window of the upper layers goes on where they had run before the boundary.
             upper_start = min(hit.snapshot.floor_up, hit.num_tokens)
         request.floor_up = self._policy.upper_floor(upper_start, end)
-        if request.wants_prompt_logits:
+        if request.reads_prompt:
             request.floor_up = request.floor_lo
         return [] if hit.snapshot is None else [(hit.snapshot.slot, request.slot)]
 
     def _find_hit(self, request: Request) -> Hit:
         """The cached prefix that the request may use; empty for those who read prompt rows."""
-        limit = 0 if request.wants_prompt_logits else self._policy.hit_limit(len(request.tokens))
+        limit = 0 if request.reads_prompt else self._policy.hit_limit(len(request.tokens))
         hit = self._cache.lookup(request, limit)
         if self._policy.is_worthwhile(hit.num_tokens):
             return hit
@@ -128,6 +128,4 @@ class Admission:
 
 def max_positions(request: Request) -> int:
     """Positions that a request reaches at most; decides feasibility at arrival and later (5.5)."""
-    if request.wants_prompt_logits:
-        return request.num_prompt_tokens
     return request.num_prompt_tokens + request.sampling.max_tokens

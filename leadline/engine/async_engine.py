@@ -1,22 +1,15 @@
 """``AsyncEngine``: the ``EngineClient`` of an engine in a process of its own. No torch here.
 
-Two threads keep the pipe moving, so that neither a long step nor a long prompt blocks the event
-loop: one sends, one receives and hands every message to the loop.
+The process may end at any time, and may be replaced (``died``, ``restart``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import logging
-import multiprocessing
-import queue
-import threading
 from collections.abc import AsyncGenerator, Sequence
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any
 
 from leadline.config.engine import EngineConfig
@@ -24,18 +17,9 @@ from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, EngineDead, LeadlineError
 from leadline.core.request import EngineRequest, TokenOutput
 from leadline.engine.limits import RequestLimits
-from leadline.engine.process import (
-    Abort,
-    Call,
-    Failed,
-    Outputs,
-    PromptLogits,
-    Ready,
-    Rejected,
-    Reply,
-    Submit,
-    run_engine_process,
-)
+from leadline.engine.link import EngineLink
+from leadline.engine.pace import Pace
+from leadline.engine.process import Abort, Call, Outputs, PromptLogits, Rejected, Reply, Submit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUILD_ENGINE = "leadline.engine.launch:build_engine"
-# Seconds that a process told to end may take before it is killed.
-TERMINATE_SECONDS = 5.0
+# Seconds that a scrape of the metrics waits for a step to end.
+STATS_SECONDS = 1.0
 
 
 class _Stream:
@@ -64,6 +48,7 @@ class _Stream:
                     news,
                     token_ids=unread.token_ids + news.token_ids,
                     logprobs=unread.logprobs + news.logprobs,
+                    prompt_logprobs=unread.prompt_logprobs + news.prompt_logprobs,
                 )
         self._news = news
         self._changed.set()
@@ -82,30 +67,32 @@ class AsyncEngine:
     """Client of one engine process; implements ``core.client.EngineClient``.
 
     Made by ``start``; belongs to the event loop that it was started on.
+
+    Attributes:
+        limits: what the engine can serve.
+        died: set when the process ends by itself, until ``restart`` has replaced it.
     """
 
-    def __init__(
-        self, process: SpawnProcess, connection: Connection, limits: RequestLimits
-    ) -> None:
-        self.limits = limits
-        self._process = process
-        self._connection = connection
+    limits: RequestLimits
+    _link: EngineLink
+
+    def __init__(self, config: EngineConfig, factory: str) -> None:
+        self.died = asyncio.Event()
+        self._config, self._factory = config, factory
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._call_numbers = itertools.count()
         self._death: str | None = None
-        self._outbox: queue.SimpleQueue[object | None] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, daemon=True)
-        self._receiver = threading.Thread(target=self._receive_all, daemon=True)
-        self._sender.start()
-        self._receiver.start()
+        self._is_shut_down = False
+        self._ends = Pace(self._loop.time)
+        self._stats = EngineStats()
+        self._last_news = self._loop.time()  # or since when news are to be expected
 
     @property
     def pid(self) -> int:
         """The operating system's number of the engine process."""
-        assert self._process.pid is not None
-        return self._process.pid
+        return self._link.pid
 
     @classmethod
     async def start(cls, config: EngineConfig, *, factory: str = BUILD_ENGINE) -> AsyncEngine:
@@ -119,51 +106,51 @@ class AsyncEngine:
             LeadlineError: the engine could not start; the error that it met itself where that is
                 one of ours (``ConfigError``, ``CheckpointError`` ...), else ``EngineDead``.
         """
-        context = multiprocessing.get_context("spawn")
-        connection, far_end = context.Pipe()
-        process = context.Process(
-            target=run_engine_process,
-            args=(far_end, config, factory),
-            name="leadline-engine",
-            daemon=True,
+        engine = cls(config, factory)
+        await engine._connect()
+        return engine
+
+    async def restart(self) -> None:
+        """Put a new process in the place of one that has died; open requests have failed.
+
+        Until it is ready, requests fail with ``EngineDead``. Its counters start at 0.
+
+        Raises:
+            LeadlineError: the engine could not start again (``start``).
+        """
+        assert self.died.is_set()
+        await self._link.stop()
+        await self._connect()
+        self._death = None
+        self.died.clear()
+
+    async def _connect(self) -> None:
+        self._link, ready = await EngineLink.start(
+            self._config, self._factory, on_message=self._receive, on_end=self._end
         )
-        process.start()
-        # The process holds its own copy; with this one open its end would never be seen.
-        far_end.close()
-        try:
-            message = await asyncio.to_thread(_first_message, process, connection)
-        except BaseException:
-            _end(process)
-            raise
-        if isinstance(message, Failed):
-            process.join()
-            connection.close()
-            raise message.error
-        return cls(process, connection, message.limits)
+        self.limits, self._stats = ready.limits, ready.stats
 
     async def shutdown(self) -> None:
         """End the process; open requests fail with ``EngineDead``. May be called twice."""
+        self._is_shut_down = True
         self._die("the engine was shut down")
-        self._process.terminate()
-        await asyncio.to_thread(self._receiver.join, TERMINATE_SECONDS)
-        self._process.kill()  # if it did not listen
-        await asyncio.to_thread(self._receiver.join)
-        await asyncio.to_thread(self._sender.join)
-        self._connection.close()
+        await self._link.stop()
 
     def submit(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         """Check a request now; the iterator queues it when it is first read (``EngineClient``)."""
         self._check_alive()
         self.limits.check(request)
-        self.limits.check_room(len(self._streams))
+        self.limits.check_room(len(self._streams), self._ends)
         return self._outputs(request)
 
     async def _outputs(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
         self._check_alive()
         if request.request_id in self._streams:
             raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if not self._streams:
+            self._last_news = self._loop.time()
         stream = self._streams[request.request_id] = _Stream()
-        self._outbox.put(Submit(request))
+        self._link.send(Submit(request))
         has_ended = False
         try:
             while not has_ended:
@@ -176,15 +163,22 @@ class AsyncEngine:
                 yield output
         finally:
             del self._streams[request.request_id]
+            self._ends.count()
             if not has_ended:
-                self._outbox.put(Abort(request.request_id))
+                self._link.send(Abort(request.request_id))
 
     async def abort(self, request_id: str) -> None:
-        self._outbox.put(Abort(request_id))
+        self._link.send(Abort(request_id))
 
     async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._call("stats")
-        return stats
+        """The engine's counters and gauges, or the last known ones where a step takes long."""
+        try:
+            async with asyncio.timeout(STATS_SECONDS):
+                self._stats = await self._call("stats")
+        except TimeoutError:
+            stalled = self._loop.time() - self._last_news if self._streams else 0.0
+            self._stats = dataclasses.replace(self._stats, stalled_seconds=stalled)
+        return self._stats
 
     async def health(self) -> None:
         await self._call("stats")  # any answer will do
@@ -204,7 +198,7 @@ class AsyncEngine:
                 request_id, PromptLogits(request_id, tuple(token_ids))
             )
         except asyncio.CancelledError:
-            self._outbox.put(Abort(request_id))
+            self._link.send(Abort(request_id))
             raise
         return logits
 
@@ -216,7 +210,7 @@ class AsyncEngine:
         """Send a message and wait for the ``Reply`` with its id."""
         self._check_alive()
         answer = self._calls[call_id] = self._loop.create_future()
-        self._outbox.put(message)
+        self._link.send(message)
         try:
             return await answer
         finally:
@@ -226,33 +220,18 @@ class AsyncEngine:
         if self._death is not None:
             raise EngineDead(self._death)
 
-    def _send_all(self) -> None:
-        """Sender thread: the outbox into the pipe, until None or the pipe breaks."""
-        with contextlib.suppress(OSError):  # the receiver tells of the end
-            while (message := self._outbox.get()) is not None:
-                self._connection.send(message)
-
-    def _receive_all(self) -> None:
-        """Receiver thread: messages to the event loop, until the process has ended."""
-        try:
-            while True:
-                self._to_loop(self._receive, self._connection.recv())
-        except (EOFError, OSError):
-            self._outbox.put(None)
-            self._process.join()
-            code = self._process.exitcode
-            self._to_loop(self._die, f"the engine process ended (exit code {code})")
-
-    def _to_loop(self, function: Any, argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(function, argument)
+    def _end(self, exit_code: int | None) -> None:
+        self._die(f"the engine process ended (exit code {exit_code})")
+        if not self._is_shut_down:
+            self.died.set()
 
     def _receive(self, message: object) -> None:
         """Hand a message to who waits for it; what nobody waits for any more is dropped."""
+        self._last_news = self._loop.time()
         match message:
             case Outputs(outputs):
                 for output in outputs:
-                    self._deliver(output.request_id, output)
+                    self._deliver(output.request_id, output.refusal or output)
             case Rejected(request_id, error):
                 self._deliver(request_id, error)
             case Reply(call_id, value):
@@ -281,23 +260,3 @@ class AsyncEngine:
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(EngineDead(reason))
-
-
-def _first_message(process: SpawnProcess, connection: Connection) -> Ready | Failed:
-    """Wait for ``Ready`` or ``Failed``; the process may also end without a word."""
-    try:
-        message: Ready | Failed = connection.recv()
-    except (EOFError, OSError):
-        process.join()
-        reason = f"the engine process ended while it started (exit code {process.exitcode})"
-        return Failed(EngineDead(reason))
-    return message
-
-
-def _end(process: SpawnProcess) -> None:
-    """Terminate a process, and kill it when it does not listen."""
-    process.terminate()
-    process.join(TERMINATE_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()

@@ -7,6 +7,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,14 @@ from leadline.cache.replay import ReplayPolicy
 from leadline.config.engine import SchedulerConfig
 from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, EngineOverloaded, LeadlineError
-from leadline.core.request import EngineRequest, FinishReason, Request, SamplingParams, TokenOutput
+from leadline.core.request import (
+    EngineRequest,
+    FinishReason,
+    Request,
+    RequestState,
+    SamplingParams,
+    TokenOutput,
+)
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.limits import RequestLimits
 from leadline.engine.metrics import EngineMetrics
@@ -29,6 +37,8 @@ from leadline.engine.scheduler import Scheduler
 from leadline.models.batch import Model
 
 if TYPE_CHECKING:
+    from leadline.engine.constraint import ConstraintState
+    from leadline.engine.grammar import GrammarCompiler
     from leadline.engine.sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -62,6 +72,7 @@ class Engine:
         num_history: ids before a chunk that the model reads (``engram_max_ngram_size`` - 1).
         device: where the model runs.
         seed: of the seeds that requests without one get.
+        grammars: compiles constraints; without it, requests that have one are refused.
         clock: seconds; orders arrivals.
     """
 
@@ -80,19 +91,20 @@ class Engine:
         num_history: int,
         device: torch.device | str = "cpu",
         seed: int = 0,
+        grammars: GrammarCompiler | None = None,
         asynchronous: bool = False,
         checks_integrity: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        max_queued = config.max_num_queued_reqs
         self.limits = RequestLimits(
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             num_pages=cache.num_pages,
             page_size=cache.page_size,
-            max_open=None if max_queued is None else cache.num_slots + max_queued,
+            max_open=config.max_num_queued_reqs,
+            max_queued_tokens=config.max_num_queued_tokens,
         )
-        self.metrics = EngineMetrics()
+        self.metrics = EngineMetrics(clock)
         self._cache = cache
         self._scheduler = Scheduler(
             config, cache, self.metrics, policy, eos_token_id=eos_token_id, clock=clock
@@ -107,6 +119,10 @@ class Engine:
         self._paused = False
         self._outputs: list[TokenOutput] = []  # of what ended between two steps
         self._logits_jobs: dict[str, _LogitsJob] = {}
+        self._grammars = grammars
+        self._compiling: dict[Request, Future[ConstraintState]] = {}
+        self._on_compiled: Callable[[], None] = lambda: None
+        self._last_progress = clock()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -116,21 +132,33 @@ class Engine:
             EngineOverloaded: the queue is full.
         """
         sampling, now = self.limits.check(request), self._clock()
-        timeout = request.timeout_seconds
-        self._queue(
-            Request(
-                request_id=request.request_id,
-                tokens=array("i", request.prompt_token_ids),
-                num_prompt_tokens=len(request.prompt_token_ids),
-                sampling=sampling,
-                arrival=now,
-                deadline=None if timeout is None else now + timeout,
-                priority=request.priority,
-                session_key=request.session_key,
-                cache_salt=request.cache_salt,
-                seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
+        timeout, constraint = request.timeout_seconds, request.constraint
+        if constraint is not None and self._grammars is None:
+            raise BadRequest(
+                "structured outputs and strict tools need the package llguidance and a model with "
+                "a tokenizer; this server lacks one of them",
+                param="structured_outputs",
             )
+        live = Request(
+            request_id=request.request_id,
+            tokens=array("i", request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            sampling=sampling,
+            arrival=now,
+            deadline=None if timeout is None else now + timeout,
+            priority=request.priority,
+            session_key=request.session_key,
+            cache_salt=request.cache_salt,
+            seed=self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed,
+            prompt_logprobs=None if sampling.prompt_logprobs is None else [None],
+            is_deferred=constraint is not None,
+            bad_token_ids=request.bad_token_ids,
+            thinking_budget=request.thinking_budget,
         )
+        self._queue(live)
+        if constraint is not None and self._grammars is not None:
+            compiling = self._compiling[live] = self._grammars.compile(constraint)
+            compiling.add_done_callback(lambda _: self._on_compiled())
 
     def add_prompt_logits(
         self,
@@ -164,7 +192,10 @@ class Engine:
     def _queue(self, request: Request) -> None:
         if request.request_id in self._scheduler:
             raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        self.limits.check_room(self._scheduler.num_requests)
+        self.limits.check_room(self._scheduler.num_requests, self.metrics.ends)
+        if self.limits.max_queued_tokens:
+            queued = self._scheduler.num_queued_tokens
+            self.limits.check_queue(request.num_prompt_tokens, queued, self.metrics.feeding)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -178,8 +209,28 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do or tell anything."""
-        is_open = self._scheduler.num_requests > 0 and not self._paused
-        return bool(self._outputs) or self._in_flight is not None or is_open
+        return self.idle_seconds() == 0
+
+    def idle_seconds(self) -> float | None:
+        """How long ``step`` would find nothing to do: until the next deadline, or None for ever.
+
+        A call or a compiled grammar (``notify``) may end that earlier.
+        """
+        can_run = self._scheduler.can_run and not self._paused
+        is_compiled = any(future.done() for future in self._compiling.values())
+        if self._outputs or self._in_flight or is_compiled or can_run:
+            return 0.0
+        deadline = self._scheduler.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def notify(self, on_compiled: Callable[[], None]) -> None:
+        """Have a function called, in another thread, when a grammar has been compiled."""
+        self._on_compiled = on_compiled
+
+    def wait(self) -> None:
+        """Block while grammars are being compiled and nothing else can be done."""
+        while self._compiling and not self.has_work:
+            wait(self._compiling.values(), self.idle_seconds(), FIRST_COMPLETED)
 
     def step(self) -> list[TokenOutput]:
         """Plan, launch and book one step; what is new about requests.
@@ -188,6 +239,7 @@ class Engine:
         host plans while the device runs (cache-and-scheduling 5.9).
         """
         outputs, self._outputs = self._outputs, []
+        outputs += self._settle_grammars()
         outputs += self._settle_logits(self._scheduler.expire())
         if self._paused:
             return outputs + self._book()
@@ -205,6 +257,7 @@ class Engine:
         launched = self._runner.launch(plan, self._in_flight) if plan.groups else None
         outputs += self._book()
         self._in_flight = launched
+        self._last_progress = self._clock() if launched else self._last_progress
         if not self._asynchronous:
             outputs += self._book()
         if self._checks_integrity:
@@ -218,9 +271,27 @@ class Engine:
             return []
         self._runner.sample(step)
         results = step.results()
+        self._last_progress = self._clock()
         self._collect_logits(step.plan, results)
         with self.metrics.timed("schedule"):
             return self._settle_logits(self._scheduler.apply(step.plan, results))
+
+    def _settle_grammars(self) -> list[TokenOutput]:
+        """Let requests run whose grammars are compiled; end those whose grammars cannot be."""
+        outputs = []
+        for request in [r for r, future in self._compiling.items() if future.done()]:
+            compiled = self._compiling.pop(request)
+            error = compiled.exception()
+            if request.state is RequestState.FINISHED:  # aborted or late: it is too late for news
+                logger.debug("a grammar for request %s, which has ended", request.request_id)
+            elif error is None:
+                request.constraint, request.is_deferred = compiled.result().copy(), False
+            elif isinstance(error, BadRequest):
+                outputs.append(self._scheduler.refuse(request, error))
+            else:
+                logger.error("a grammar could not be compiled", exc_info=error)
+                outputs.append(self._scheduler.fail(request, "its grammar could not be compiled"))
+        return outputs
 
     def _collect_logits(self, plan: StepPlan, results: list[GroupResult]) -> None:
         for group, result in zip(plan.groups, results, strict=True):
@@ -271,6 +342,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The engine's counters and gauges now."""
+        is_busy = bool(self._scheduler.running) and not self._paused
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -279,9 +351,14 @@ class Engine:
             num_cached_pages=self._cache.num_cached_pages,
             num_slots=self._cache.num_slots,
             num_free_slots=self._cache.num_free_slots,
+            num_deferred=self._scheduler.num_deferred,
+            num_hot_slots=self._cache.num_hot_slots,
+            num_queued_tokens=self._scheduler.num_queued_tokens,
+            stalled_seconds=self._clock() - self._last_progress if is_busy else 0.0,
             page_size=self._cache.page_size,
             max_model_len=self.limits.max_model_len,
             counters={**self.metrics.counters, "evicted_pages": self._cache.num_evicted_pages},
+            iteration_tokens=self.metrics.iteration_tokens,
             finished=dict(self.metrics.finished),
             step_seconds=dict(self.metrics.step_seconds),
         )

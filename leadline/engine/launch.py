@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,6 +30,9 @@ from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
 from leadline.weights.checkpoint import Checkpoint, resolve_checkpoint
 from leadline.weights.load import CheckpointSource, DummySource
+
+if TYPE_CHECKING:
+    from leadline.engine.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +122,7 @@ def build_engine(config: EngineConfig) -> Engine:
         num_history=model_config.engram_max_ngram_size - 1,
         device=device,
         seed=config.seed,
+        grammars=_grammar_compiler(weights),
         asynchronous=device.type == "cuda" if asynchronous is None else asynchronous,
         checks_integrity=config.check_integrity,
     )
@@ -125,32 +130,56 @@ def build_engine(config: EngineConfig) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A model's configuration, where its weights come from, and its Engram token classes."""
+    """A model's configuration, where its weights come from, and what its tokenizer says.
+
+    Attributes:
+        tokenizer_file: None where the model has none.
+        token_map: Engram classes of token ids, where the model needs them.
+    """
 
     config: ModelConfig
     source: CheckpointSource | DummySource
+    tokenizer_file: Path | None
     token_map: Sequence[int] | None
 
 
 def _open_weights(config: EngineConfig) -> _Weights:
     if config.load_format == "dummy":
         named = config.model in PRESETS
-        model_config = (
-            preset(config.model) if named else load_model_config(resolve_checkpoint(config.model))
-        )
-        return _Weights(model_config, DummySource(model_config, seed=config.seed), None)
+        folder = None if named else resolve_checkpoint(config.model)
+        model_config = preset(config.model) if folder is None else load_model_config(folder)
+        dummy = DummySource(model_config, seed=config.seed)
+        return _Weights(model_config, dummy, _tokenizer_file(folder), None)
     folder = resolve_checkpoint(config.model, config.revision)
-    model_config = load_model_config(folder)
-    token_map = _token_map(folder) if model_config.engram_layer_ids else None
-    return _Weights(model_config, CheckpointSource(Checkpoint(folder), model_config), token_map)
+    model_config, file = load_model_config(folder), _tokenizer_file(folder)
+    token_map = _token_map(folder, file) if model_config.engram_layer_ids else None
+    source = CheckpointSource(Checkpoint(folder), model_config)
+    return _Weights(model_config, source, file, token_map)
 
 
-def _token_map(folder: Path) -> Sequence[int]:
+def _tokenizer_file(folder: Path | None) -> Path | None:
+    file = folder / "tokenizer.json" if folder else None
+    return file if file and file.is_file() else None
+
+
+def _grammar_compiler(weights: _Weights) -> GrammarCompiler | None:
+    if weights.tokenizer_file is None:
+        return None
+    try:
+        from leadline.engine.grammar import GrammarCompiler, TokenizerFile
+    except ModuleNotFoundError:  # machines that only run token ids may lack llguidance
+        return None
+    config = weights.config
+    return GrammarCompiler(
+        TokenizerFile(weights.tokenizer_file, config.vocab_size, config.eos_token_id)
+    )
+
+
+def _token_map(folder: Path, file: Path | None) -> Sequence[int]:
     """Engram classes of the checkpoint's own tokenizer."""
     from tokenizers import Tokenizer
 
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+    if file is None:
         raise CheckpointError(
             f"{folder} has no tokenizer.json, but the model has Engram layers, whose hashes come "
             "from the tokenizer's texts; put the model's own file there"

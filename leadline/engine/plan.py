@@ -42,6 +42,23 @@ class RowGroup:
         return self.start + self.num_rows
 
     @property
+    def draws(self) -> bool:
+        """Whether a token is drawn after the last row."""
+        request = self.request
+        return (
+            self.num_sampled > 0
+            and self.end >= request.num_prompt_tokens
+            and request.sampling.max_tokens > 0
+        )
+
+    @property
+    def num_scored(self) -> int:
+        """First rows whose next token the prompt knows, where its logprobs are wanted."""
+        if self.request.prompt_logprobs is None:
+            return 0
+        return min(self.end, self.request.num_prompt_tokens - 1) - (self.end - self.num_sampled)
+
+    @property
     def is_stale(self) -> bool:
         """Whether the request ended or was preempted since the step was planned."""
         return self.generation != self.request.generation
@@ -71,10 +88,12 @@ class GroupResult:
         token_ids: sampled tokens; none where no row was sampled.
         logprobs: one per token when the request asked for them.
         logits: float32 ``[num_rows, V]`` of a prompt-logits group.
+        prompt_logprobs: of the prompt tokens behind the group's rows, where they are wanted.
         error: why the request cannot go on.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     logits: np.ndarray | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None

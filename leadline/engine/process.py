@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from leadline.config.engine import EngineConfig
+from leadline.core.client import EngineStats
 from leadline.core.errors import EngineDead, LeadlineError
 from leadline.core.request import EngineRequest, TokenOutput
 from leadline.engine.limits import RequestLimits
@@ -31,6 +33,7 @@ class Ready:
     """To the client: the engine has started."""
 
     limits: RequestLimits
+    stats: EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def run_engine_process(connection: Connection, config: EngineConfig, factory: st
         message = f"the engine could not start: {type(error).__name__}: {error}"
         connection.send(Failed(EngineDead(message)))
         return
-    connection.send(Ready(engine.limits))
+    connection.send(Ready(engine.limits, engine.stats()))
     try:
         _serve(connection, engine)
     except (EOFError, OSError):
@@ -129,11 +132,17 @@ def run_engine_process(connection: Connection, config: EngineConfig, factory: st
 
 def _serve(connection: Connection, engine: Engine) -> None:
     """Read what has come, step, tell; EOFError or OSError when the client is gone."""
-    while True:
-        while connection.poll(0 if engine.has_work else None):
-            _obey(connection, engine, connection.recv())
-        if outputs := engine.step():
-            connection.send(Outputs(outputs))
+    bell, bell_rope = socket.socketpair()  # rung by threads that have compiled a grammar
+    with bell, bell_rope:
+        engine.notify(lambda: bell_rope.sendall(b"!"))
+        while True:
+            while ready := wait([connection, bell], engine.idle_seconds()):
+                if bell in ready:
+                    bell.recv(4096)
+                if connection in ready:
+                    _obey(connection, engine, connection.recv())
+            if outputs := engine.step():
+                connection.send(Outputs(outputs))
 
 
 def _obey(connection: Connection, engine: Engine, message: object) -> None:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.core.errors import LeadlineError
-from leadline.core.request import Request
+from leadline.core.request import Request, TokenLogprobs
 from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.logprobs import token_logprobs
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Prompt logits leave the device in blocks, so that a long chunk never needs [rows, V] twice there.
 LOGITS_BLOCK_ROWS = 256
+# Logprobs are taken in float64, so their blocks are smaller.
+LOGPROBS_BLOCK_ROWS = 64
 
 
 class StepInFlight:
@@ -54,6 +57,7 @@ class StepInFlight:
         self.row_of: dict[str, int] = {}  # request -> row of token_ids and tokens
         self.tokens: list[SampledToken] = []
         self.logits: dict[str, NDArray[np.float32]] = {}
+        self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
 
     def results(self) -> list[GroupResult]:
         """What the step brought for each group of its plan."""
@@ -63,16 +67,17 @@ class StepInFlight:
 
     def _result(self, group: RowGroup) -> GroupResult:
         name = group.request.request_id
-        if name not in self.row_of:
-            return GroupResult(logits=self.logits.get(name))
-        token = self.tokens[self.row_of[name]]
-        if token.token_id < 0:
-            return GroupResult(
-                error=f"request {name}: no token can be drawn after position {group.end - 1}: its "
-                "logits are not finite, or nothing is allowed"
-            )
-        logprobs = () if token.logprobs is None else (token.logprobs,)
-        return GroupResult(token_ids=(token.token_id,), logprobs=logprobs)
+        result = GroupResult(
+            logits=self.logits.get(name), prompt_logprobs=self.prompt_logprobs.get(name, ())
+        )
+        if name in self.row_of:
+            token = self.tokens[self.row_of[name]]
+            if token.error is not None:
+                place = f"no token can be drawn after position {group.end - 1}"
+                return GroupResult(error=f"request {name}: {place}: {token.error}")
+            result.token_ids = (token.token_id,)
+            result.logprobs = () if token.logprobs is None else (token.logprobs,)
+        return result
 
 
 class Runner:
@@ -135,16 +140,20 @@ class Runner:
                 name = group.request.request_id
                 if group.is_stale or not group.num_sampled:
                     continue
+                rows = step.hidden[end - group.num_sampled : end]
                 if group.request.wants_prompt_logits:
-                    rows = step.hidden[end - group.num_sampled : end]
                     step.logits[name] = self._prompt_logits(rows)
-                else:
+                elif group.num_scored > 0:
+                    step.prompt_logprobs[name] = self._prompt_logprobs(rows, group)
+                if group.draws:
                     step.row_of[name] = len(drawn)
                     drawn.append((end - 1, group.request))
             if drawn:
                 logits = self._model.logits(step.hidden[[row for row, _ in drawn]])
                 step.tokens = self._sampler.sample(logits, [request for _, request in drawn])
                 ids = [max(0, token.token_id) for token in step.tokens]
+                corrupted = sum(token.is_corrupted for token in step.tokens)
+                self._metrics.counters["corrupted_requests"] += corrupted
                 step.token_ids = torch.tensor(ids, dtype=torch.int32, device=logits.device)
 
     def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor | None:
@@ -171,6 +180,18 @@ class Runner:
         """Logits of every row, float32 ``[rows, V]`` in host memory."""
         blocks = hidden.split(LOGITS_BLOCK_ROWS)
         return np.concatenate([self._model.logits(rows).float().cpu().numpy() for rows in blocks])
+
+    def _prompt_logprobs(self, hidden: Tensor, group: RowGroup) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt tokens that follow the group's rows, block by block."""
+        request, first = group.request, group.end - group.num_sampled + 1
+        wanted = request.sampling.prompt_logprobs
+        assert wanted is not None
+        found: list[TokenLogprobs] = []
+        for rows in hidden[: group.num_scored].split(LOGPROBS_BLOCK_ROWS):
+            start = first + len(found)
+            ids = request.tokens[start : start + len(rows)].tolist()
+            found += token_logprobs(self._model.logits(rows), ids, [wanted] * len(rows))
+        return tuple(found)
 
 
 @contextmanager

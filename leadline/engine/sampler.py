@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from leadline.core.request import Request, SamplingParams, TokenLogprobs
+from leadline.engine.constraint import TokenMasks
+from leadline.engine.logprobs import token_logprobs
 from leadline.kernels import ops
 
 
@@ -22,13 +24,17 @@ class SampledToken:
     """One row's result.
 
     Attributes:
-        token_id: the new token; -1 says that the row has no valid distribution (NaN logits, or
-            nothing that the request allows).
+        token_id: the new token; -1 where there is an error.
         logprobs: of the model's own logits; None unless asked for.
+        error: why no token can be drawn: its logits are not finite, nothing is allowed, or its
+            grammar's engine gave up.
+        is_corrupted: the logits are not finite.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    error: str | None = None
+    is_corrupted: bool = False
 
 
 class Sampler:
@@ -40,6 +46,7 @@ class Sampler:
 
     def __init__(self, eos_token_id: int) -> None:
         self._eos_token_id = eos_token_id
+        self._masks = TokenMasks()
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
         """Sample one token per row.
@@ -52,49 +59,107 @@ class Sampler:
         Returns:
             One ``SampledToken`` per row.
         """
-        if all(_is_plain_greedy(request.sampling) for request in requests):
-            return [SampledToken(token) for token in ops.greedy(logits).tolist()]
-        tokens = _draw(self._adjust(logits, requests), requests)
+        adjusted = [row for row, request in enumerate(requests) if _adjusts_logits(request)]
+        tokens = _draw(logits, requests, beside=adjusted)
+        if adjusted:
+            own = [requests[row] for row in adjusted]
+            drawn = _draw(self._adjust(logits[adjusted], own), own)
+            for row, token in zip(adjusted, drawn, strict=True):
+                tokens[row] = token
         logprobs = _logprobs(logits, tokens, requests)
-        return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+        return [
+            SampledToken(token, logprobs.get(row)) if token >= 0 else _failure(logits[row], request)
+            for row, (token, request) in enumerate(zip(tokens, requests, strict=True))
+        ]
 
     def _adjust(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
-        """Bias, masks and penalties, in this order, on a copy when any row wants one."""
-        if not any(_adjusts_logits(request) for request in requests):
-            return logits
-        logits = logits.clone()
-        for row, request in enumerate(requests):
-            self._bias_and_mask(logits[row], request)
+        """Bias and masks, grammars, penalties: in this order, in place (serving-api 9.1)."""
+        for row, request in zip(logits, requests, strict=True):
+            _bias_and_mask(row, request)
+        self._mask_by_grammars(logits, requests)
+        for row, request in zip(logits, requests, strict=True):
+            self._hold_back(row, request)
         penalised = [i for i, request in enumerate(requests) if _has_penalties(request.sampling)]
         if penalised:
             logits[penalised] = _penalise(logits[penalised], [requests[i] for i in penalised])
+        for row, request in zip(logits, requests, strict=True):
+            if _is_thinking_over(request):
+                _force(row, request)
         return logits
 
-    def _bias_and_mask(self, row: Tensor, request: Request) -> None:
+    def _mask_by_grammars(self, logits: Tensor, requests: Sequence[Request]) -> None:
+        """Leave what grammars allow; nothing of a row whose grammar's engine gives up."""
+        rows, matchers = [], []
+        for row, request in enumerate(requests):
+            if request.constraint is not None and request.constraint.matcher is not None:
+                rows.append(row)
+                matchers.append(request.constraint.matcher)
+        if not rows:
+            return
+        masks = self._masks.fill(matchers, logits.shape[1])
+        for matcher, mask in zip(matchers, masks, strict=True):
+            if matcher.is_error():
+                mask[:] = 0
+        words = torch.from_numpy(masks).to(logits.device)
+        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+        allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+
+    def _hold_back(self, row: Tensor, request: Request) -> None:
+        """Below ``min_tokens``, no end: unless nothing else is allowed (serving-api 9.1)."""
         params = request.sampling
-        if params.logit_bias:
-            row[list(params.logit_bias)] += row.new_tensor(list(params.logit_bias.values()))
-        if params.allowed_token_ids is not None:
-            allowed = list(params.allowed_token_ids)
-            kept = row[allowed]
-            row.fill_(-torch.inf)
-            row[allowed] = kept
-        if request.num_output_tokens < params.min_tokens:
-            # With ignore_eos the end token is an ordinary one.
-            ending = () if params.ignore_eos else (self._eos_token_id,)
-            row[[*params.stop_token_ids, *ending]] = -torch.inf
+        if request.num_output_tokens >= params.min_tokens:
+            return
+        # With ignore_eos the end token is an ordinary one.
+        ending = () if params.ignore_eos else (self._eos_token_id,)
+        held = [*params.stop_token_ids, *ending]
+        ends = row[held]
+        row[held] = -torch.inf
+        row[held] = torch.where(row.max() == -torch.inf, ends, row[held])
 
 
-def _is_plain_greedy(params: SamplingParams) -> bool:
-    """Whether a row needs its best id and nothing else: the hot path of greedy decoding."""
-    return (
-        params.temperature < 1e-5
-        and params.logprobs is None
-        and not params.min_tokens
-        and not params.logit_bias
-        and params.allowed_token_ids is None
-        and not _has_penalties(params)
-    )
+def _failure(row: Tensor, request: Request) -> SampledToken:
+    """Why a row has no token."""
+    if not bool(row.max().isfinite()):  # of NaN among others, that is NaN
+        return SampledToken(-1, error="its logits are not finite", is_corrupted=True)
+    if request.constraint is not None and request.constraint.error:
+        return SampledToken(-1, error=f"its grammar failed: {request.constraint.error}")
+    return SampledToken(-1, error="nothing is allowed")
+
+
+def _bias_and_mask(row: Tensor, request: Request) -> None:
+    params = request.sampling
+    if params.logit_bias:
+        row[list(params.logit_bias)] += row.new_tensor(list(params.logit_bias.values()))
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        kept = row[allowed]
+        row.fill_(-torch.inf)
+        row[allowed] = kept
+    bad = [ids[-1] for ids in request.bad_token_ids if _is_near(request, ids)]
+    if bad:
+        row[bad] = -torch.inf
+
+
+def _is_near(request: Request, bad_ids: Sequence[int]) -> bool:
+    """Whether the output ends with all of a bad sequence but its last id."""
+    num_before = len(bad_ids) - 1
+    if num_before > request.num_output_tokens:
+        return False
+    return tuple(request.tokens[len(request.tokens) - num_before :]) == tuple(bad_ids[:-1])
+
+
+def _is_thinking_over(request: Request) -> bool:
+    budget = request.thinking_budget
+    return budget is not None and request.num_output_tokens >= budget.num_tokens
+
+
+def _force(row: Tensor, request: Request) -> None:
+    """Leave the end of reasoning only, whatever else forbids it; NaN rows stay what they are."""
+    assert request.thinking_budget is not None
+    is_finite = ~row.isnan().any()
+    row.fill_(-torch.inf)
+    row[request.thinking_budget.end_id] = torch.where(is_finite, 0.0, torch.nan)
 
 
 def _has_penalties(params: SamplingParams) -> bool:
@@ -106,12 +171,15 @@ def _has_penalties(params: SamplingParams) -> bool:
 
 
 def _adjusts_logits(request: Request) -> bool:
-    params = request.sampling
+    params, constraint = request.sampling, request.constraint
     return (
         bool(params.logit_bias)
         or params.allowed_token_ids is not None
+        or bool(request.bad_token_ids)
+        or (constraint is not None and constraint.matcher is not None)
         or request.num_output_tokens < params.min_tokens
         or _has_penalties(params)
+        or _is_thinking_over(request)
     )
 
 
@@ -136,10 +204,11 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     )
 
 
-def _draw(logits: Tensor, requests: Sequence[Request]) -> list[int]:
-    """Greedy rows take the best id, the others draw."""
+def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = ()) -> list[int]:
+    """Greedy rows take the best id, the others draw; but those of rows ``beside`` do not count."""
     tokens = ops.greedy(logits).tolist()
-    drawn = [i for i, request in enumerate(requests) if not request.sampling.is_greedy]
+    others = set(beside)
+    drawn = [i for i, r in enumerate(requests) if not r.sampling.is_greedy and i not in others]
     if not drawn:
         return tokens
 
@@ -166,17 +235,13 @@ def _logprobs(
     logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]
 ) -> dict[int, TokenLogprobs]:
     """Log-probabilities by row, of the rows that asked and have a token (serving-api 9.3)."""
-    found = {}
-    for row, (token, request) in enumerate(zip(tokens, requests, strict=True)):
-        wanted = request.sampling.logprobs
-        if wanted is None or token < 0:
-            continue
-        values = logits[row].double().log_softmax(-1)
-        chosen = values[token]
-        # Of equal values the smaller id ranks first, as greedy picks it.
-        rank = 1 + int((values > chosen).sum()) + int((values[:token] == chosen).sum())
-        count = len(values) if wanted < 0 else min(wanted, len(values))
-        top, ids = values.topk(count)
-        pairs = tuple(zip(ids.tolist(), top.tolist(), strict=True))
-        found[row] = TokenLogprobs(token, chosen.item(), rank, pairs)
-    return found
+    counts = {
+        row: request.sampling.logprobs
+        for row, (token, request) in enumerate(zip(tokens, requests, strict=True))
+        if request.sampling.logprobs is not None and token >= 0
+    }
+    if not counts:
+        return {}
+    rows = list(counts)
+    entries = token_logprobs(logits[rows], [tokens[row] for row in rows], list(counts.values()))
+    return dict(zip(rows, entries, strict=True))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from leadline.cache.manager import CacheManager
 from leadline.cache.replay import ReplayPolicy, cut_chunk, num_upper_rows
 from leadline.config.engine import SchedulerConfig
+from leadline.core.errors import BadRequest
 from leadline.core.request import (
     FinishReason,
     Request,
@@ -22,6 +23,7 @@ from leadline.core.request import (
     TokenOutput,
 )
 from leadline.engine.admission import Admission
+from leadline.engine.booking import book, output_of
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.waiting import WaitingQueue
@@ -73,10 +75,42 @@ class Scheduler:
     def num_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def can_run(self) -> bool:
+        """Whether some request is not deferred."""
+        return bool(self.running) or any(not request.is_deferred for request in self.waiting)
+
+    @property
+    def num_deferred(self) -> int:
+        """Waiting requests that cannot be admitted yet."""
+        return sum(request.is_deferred for request in self.waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that no step has fed yet."""
+        return sum(max(0, r.num_prompt_tokens - r.fed) for r in self._requests.values())
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The clock's seconds at which ``expire`` has something to do next."""
+        deadlines = (r.deadline for r in self._requests.values() if r.deadline is not None)
+        return min(deadlines, default=None)
+
     def add(self, request: Request) -> None:
         """Queue a request that fits the model and the cache (``RequestLimits`` has checked)."""
         self._requests[request.request_id] = request
         self.waiting.add(request)
+
+    def refuse(self, request: Request, refusal: BadRequest) -> TokenOutput:
+        """End a waiting request that turned out to be impossible, as if it had never come in."""
+        self.waiting.remove(request)
+        del self._requests[request.request_id]
+        request.state = RequestState.FINISHED
+        return TokenOutput(request.request_id, finish_reason=FinishReason.ERROR, refusal=refusal)
+
+    def fail(self, request: Request, error: str) -> TokenOutput:
+        """End a request with an error that is not its own fault."""
+        return self._finish(request, FinishReason.ERROR, error=error)
 
     def abort(self, request_id: str) -> TokenOutput | None:
         """End a request now, whatever its state; None for an unknown or finished id."""
@@ -90,7 +124,7 @@ class Scheduler:
         return [
             self._finish(
                 request,
-                FinishReason.ERROR,
+                FinishReason.TIMEOUT,
                 error=f"request {request.request_id}: its deadline passed after "
                 f"{now - request.arrival:.1f} s",
             )
@@ -190,11 +224,9 @@ class Scheduler:
     def _add_rows(self, plan: StepPlan, request: Request, kind: RowKind, end: int) -> None:
         start, num_rows = request.fed, end - request.fed
         num_upper = num_upper_rows(start, end, request.floor_up)
-        num_sampled = 0
-        if request.wants_prompt_logits:
-            num_sampled = num_rows
-        elif end >= request.prefill_end:
-            num_sampled = 1
+        num_sampled = num_rows if request.reads_prompt else 0
+        if end >= request.prefill_end and request.sampling.max_tokens:
+            num_sampled = max(1, num_sampled)
             request.in_flight += 1
             request.state = RequestState.DECODE
         plan.groups.append(
@@ -273,11 +305,11 @@ class Scheduler:
 
     def _candidates(self, above: int | None) -> list[Request]:
         """Waiting requests, next one first."""
-        if not any(above is None or r.priority < above for r in self.waiting):
+        if not any(above is None or r.priority < above for r in self.waiting if not r.is_deferred):
             return []
         sessions = Counter(r.session_key for r in self.running if r.session_key)
         order = self.waiting.in_order(self._clock(), sessions)
-        return [r for r in order if above is None or r.priority < above]
+        return [r for r in order if not r.is_deferred and (above is None or r.priority < above)]
 
     def _start(self, plan: StepPlan, request: Request, reserved: int) -> bool:
         """Move a waiting request to the running ones; False where it does not fit."""
@@ -286,6 +318,8 @@ class Scheduler:
             return False
         plan.copies_before += copies
         self.waiting.remove(request)
+        if not request.num_preemptions:
+            request.queue_seconds = self._clock() - request.arrival
         bisect.insort(self.running, request, key=_running_order)
         return True
 
@@ -302,6 +336,8 @@ class Scheduler:
         request.junction = 0
         request.fed = request.confirmed = request.cached = request.prefill_end = 0
         request.floor_lo = request.floor_up = 0
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
         request.generation += 1
         request.num_preemptions += 1
         request.num_bypassed = self._config.max_bypass
@@ -318,45 +354,32 @@ class Scheduler:
             results: one per group of the plan, in its order.
         """
         self._num_unbooked -= 1
-        self._metrics.counters["steps"] += 1
+        self._metrics.count_step(plan.num_rows, plan.num_prefill_rows)
         outputs = []
         for group, result in zip(plan.groups, results, strict=True):
             if group.is_stale:
                 continue
             request = group.request
             request.confirmed = max(request.confirmed, group.end)
-            if result.error is not None:
-                outputs.append(self._finish(request, FinishReason.ERROR, error=result.error))
-                continue
-            self._cache.commit(request, request.confirmed)
-            if request.wants_prompt_logits:
-                if group.end == request.prefill_end:
-                    outputs.append(self._finish(request, FinishReason.LENGTH))
-            elif result.token_ids:
-                request.in_flight -= 1
-                outputs.append(self._append(request, result))
+            if result.error is None:
+                self._cache.commit(request, request.confirmed)
+            output = book(group, result, self._eos_token_id)
+            if output is not None:
+                self._metrics.counters["generation_tokens"] += len(output.token_ids)
+                if output.finish_reason is not None:
+                    self._forget(request, output.finish_reason)
+                outputs.append(output)
         return outputs
 
-    def _append(self, request: Request, result: GroupResult) -> TokenOutput:
-        """Append sampled tokens up to the one that ends the request."""
-        for number, token in enumerate(result.token_ids, start=1):
-            request.tokens.append(token)
-            self._metrics.counters["generation_tokens"] += 1
-            reason, stop_token_id = ending(request, self._eos_token_id)
-            if reason is not None:
-                return self._finish(
-                    request,
-                    reason,
-                    token_ids=result.token_ids[:number],
-                    logprobs=result.logprobs[:number],
-                    stop_token_id=stop_token_id,
-                )
-        return self._output(request, token_ids=result.token_ids, logprobs=result.logprobs)
-
     def _finish(
-        self, request: Request, reason: FinishReason, *, error: str | None = None, **said: object
+        self, request: Request, reason: FinishReason, *, error: str | None = None
     ) -> TokenOutput:
-        """Forget a request, take back its memory, and make its last output."""
+        """End a request between two steps."""
+        self._forget(request, reason)
+        return output_of(request, reason, error=error)
+
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out of the books, and its memory back."""
         if request.state is RequestState.WAITING:
             self.waiting.remove(request)
         else:
@@ -367,39 +390,12 @@ class Scheduler:
             self._cache.release(request)
         request.state = RequestState.FINISHED
         request.generation += 1
-        self._metrics.finished[reason.value] += 1
-        return self._output(request, finish_reason=reason, error=error, **said)
+        self._metrics.count_end(reason)
 
     @staticmethod
     def _may_stay_hot(request: Request, reason: FinishReason) -> bool:
         ended_well = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        return ended_well and not request.wants_prompt_logits
-
-    @staticmethod
-    def _output(request: Request, **said: object) -> TokenOutput:
-        return TokenOutput(
-            request.request_id,
-            num_cached_tokens=request.num_cached_tokens,
-            num_replayed_tokens=request.num_replayed_tokens,
-            **said,  # type: ignore[arg-type]
-        )
-
-
-def ending(request: Request, eos_token_id: int) -> tuple[FinishReason | None, int | None]:
-    """Whether the newest token ends its request, and by which of its ``stop_token_ids``.
-
-    Below ``min_tokens`` no token stops it (serving-api 9.1). ``max_tokens`` was lowered at arrival
-    to what ``max_model_len`` leaves, so that length needs no second rule.
-    """
-    sampling, newest = request.sampling, request.tokens[-1]
-    if request.num_output_tokens >= sampling.min_tokens:
-        if newest == eos_token_id and not sampling.ignore_eos:
-            return FinishReason.STOP, None
-        if newest in sampling.stop_token_ids:
-            return FinishReason.STOP, newest
-    if request.num_output_tokens >= sampling.max_tokens:
-        return FinishReason.LENGTH, None
-    return None, None
+        return ended_well and request.sampling.max_tokens > 0
 
 
 def _may_go_on(request: Request) -> bool:

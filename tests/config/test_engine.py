@@ -28,7 +28,7 @@ BAD = [
     ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1; it must be an integer"),
     ({"max_prefill_rows": 0}, "max_prefill_rows is 0; it must be an integer"),
     ({"max_prefills": 0}, "max_prefills is 0; it must be an integer"),
-    ({"max_num_queued_reqs": 0}, "max_num_queued_reqs is 0; it must be an integer"),
+    ({"max_num_queued_reqs": -1}, "max_num_queued_reqs is -1; it must be an integer"),
     ({"max_bypass": -1}, "max_bypass is -1; it must be an integer of at least 0"),
     ({"block_size": 0}, "block_size is 0; it must be an integer of at least 1"),
     ({"swa_replay_length": 0}, "swa_replay_length is 0; it must be an integer of at least 1"),

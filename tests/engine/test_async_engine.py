@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from leadline.config.engine import EngineConfig
@@ -22,9 +24,11 @@ from leadline.core.errors import (
     EngineOverloaded,
     LeadlineError,
 )
-from leadline.core.request import FinishReason, TokenLogprobs, TokenOutput
+from leadline.core.request import Constraint, FinishReason, TokenLogprobs, TokenOutput
+from leadline.engine import async_engine
 from leadline.engine.async_engine import AsyncEngine, _Stream
 from tests.fakes import FIRST_ID, VOCAB_SIZE, expected_tokens, next_token, request
+from tests.grammars import text_of, write_tokenizer
 
 T = TypeVar("T")
 CONFIG = EngineConfig(model="fake")
@@ -244,6 +248,110 @@ def test_a_killed_process_fails_whatever_is_open_and_whatever_comes() -> None:
                 await call
         with pytest.raises(EngineDead):
             engine.submit(request("next", [20], 5))
+        await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(go(), timeout=180))
+
+
+def test_item_92_a_killed_process_is_replaced_and_serves_again() -> None:
+    async def go() -> None:
+        engine = await AsyncEngine.start(CONFIG, factory=FACTORY)
+        stream = engine.submit(request("open", [20], 2000))
+        await anext(stream)
+        assert not engine.died.is_set()
+        old = engine.pid
+        os.kill(old, signal.SIGKILL)
+        await engine.died.wait()
+        with pytest.raises(EngineDead, match="exit code -9"):
+            await collect(stream)
+        await engine.restart()
+        assert not engine.died.is_set()
+        assert engine.pid != old
+        await engine.health()
+        assert tokens_of(await collect(engine.submit(request("open", [20], 3)))) == (
+            expected_tokens([20], 3)
+        )
+        await engine.shutdown()
+        assert not engine.died.is_set()  # it was told to
+        for pid in (old, engine.pid):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    asyncio.run(asyncio.wait_for(go(), timeout=180))
+
+
+def test_a_hung_step_delays_no_scrape_and_shows_as_stalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_engine, "STATS_SECONDS", 0.05)
+
+    async def go() -> None:
+        engine = await AsyncEngine.start(CONFIG, factory=FACTORY)
+        stream = engine.submit(request("a", [20], 2000))
+        await anext(stream)
+        os.kill(engine.pid, signal.SIGSTOP)
+        stats = await engine.stats()
+        while stats.stalled_seconds <= 0.1:
+            stats = await engine.stats()
+        assert stats.max_model_len == 2048
+        os.kill(engine.pid, signal.SIGCONT)
+        while (await engine.stats()).stalled_seconds:
+            await anext(stream)
+        await stream.aclose()
+        await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(go(), timeout=180))
+
+
+def test_c43_grammars_are_compiled_while_others_decode_and_bad_ones_are_refused(
+    tmp_path: Path,
+) -> None:
+    write_tokenizer(tmp_path)
+
+    async def go() -> None:
+        engine = await AsyncEngine.start(EngineConfig(model=str(tmp_path)), factory=FACTORY)
+
+        def ask(name: str, grammar: str) -> AsyncIterator[TokenOutput]:
+            return engine.submit(
+                dataclasses.replace(request(name, [20], 50), constraint=Constraint(grammar))
+            )
+
+        # Nothing else runs: the engine is woken by the compiled grammar alone.
+        assert text_of(tokens_of(await collect(ask("good", 'start: "abc"')))) == "abc"
+        other = engine.submit(request("other", [20], 2000))
+        await anext(other)
+        with pytest.raises(BadRequest, match="Expected token") as caught:
+            await collect(ask("bad", "start: ("))
+        assert (caught.value.code, caught.value.param) == ("invalid_schema", "structured_outputs")
+        await anext(other)
+        await other.aclose()
+        assert_idle(await engine.stats())
+        # However the engine ends, what it started ends too.
+        probes = psutil.Process(engine.pid).children()
+        assert probes
+        os.kill(engine.pid, signal.SIGKILL)
+        assert psutil.wait_procs(probes, timeout=60)[1] == []
+        await engine.shutdown()
+
+    asyncio.run(asyncio.wait_for(go(), timeout=180))
+
+
+def test_c49_a_request_may_leave_while_its_grammar_is_compiled(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    slow = Constraint("start: " + "|".join(f'"abc{i}"' for i in range(20_000)))
+
+    async def go() -> None:
+        engine = await AsyncEngine.start(EngineConfig(model=str(tmp_path)), factory=FACTORY)
+        gone = engine.submit(dataclasses.replace(request("gone", [20], 50), constraint=slow))
+        late = dataclasses.replace(request("late", [20], 50), constraint=slow, timeout_seconds=0.05)
+        reader = asyncio.create_task(collect(gone))
+        [output] = await collect(engine.submit(late))
+        assert output.finish_reason is FinishReason.TIMEOUT
+        assert (await engine.stats()).num_deferred == 1
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert_idle(await engine.stats())
         await engine.shutdown()
 
     asyncio.run(asyncio.wait_for(go(), timeout=180))

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+import leadline
 from leadline.cache.layout import cache_layout
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.config.presets import preset
-from leadline.core.errors import CheckpointError, ConfigError
+from leadline.core.errors import BadRequest, CheckpointError, ConfigError
+from leadline.core.request import Constraint, FinishReason, TokenOutput
 from leadline.engine.engine import Engine
 from leadline.engine.launch import (
     build_engine,
@@ -21,8 +23,10 @@ from leadline.engine.launch import (
     resolve_max_model_len,
     resolve_policy,
 )
+from leadline.text.tokenizer import Tokenizer
 from tests.fakes import request
 
+BUNDLED = Path(leadline.__file__).parent / "data" / "tiny"
 TINY = EngineConfig(
     model="tiny-window128",
     load_format="dummy",
@@ -158,3 +162,24 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
     assert resolve_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="torch finds no GPU"):
         resolve_device("cuda")
+
+
+def test_the_bundled_model_answers_within_a_grammar() -> None:
+    """In this process, without an event loop: ``wait`` stands in for its wake-up."""
+    engine = build_engine(EngineConfig(model=str(BUNDLED), device="cpu", cache=TINY.cache))
+    tokenizer = Tokenizer(BUNDLED / "tokenizer.json")
+    text = "Z\N{LATIN SMALL LETTER U WITH DIAERESIS}rich, 9 \N{ROCKET}"
+    constraint = Constraint(f'start: "{text}"')
+    engine.add(replace(request("a", [5, 6, 7], 60), constraint=constraint))
+    engine.wait()
+    outputs: list[TokenOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    token_ids = [token for output in outputs for token in output.token_ids]
+    assert tokenizer.decode(token_ids) == text
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+def test_a_preset_has_no_tokenizer_and_refuses_grammars() -> None:
+    with pytest.raises(BadRequest, match="llguidance"):
+        build_engine(TINY).add(replace(request("a", [5], 9), constraint=Constraint('start: "a"')))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from leadline.core.errors import BadRequest, EngineOverloaded
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.limits import RequestLimits
+from leadline.engine.pace import Pace
 
 LIMITS = RequestLimits(vocab_size=100, max_model_len=1000, num_pages=8, page_size=256, max_open=3)
 
@@ -85,6 +87,29 @@ def test_a_prompt_for_its_logits_may_fill_the_context() -> None:
 
 
 def test_a_full_queue_is_an_overload() -> None:
-    LIMITS.check_room(2)
+    LIMITS.check_room(2, Pace(time.monotonic))
     with pytest.raises(EngineOverloaded, match="3 requests are running or waiting"):
-        LIMITS.check_room(3)
+        LIMITS.check_room(3, Pace(time.monotonic))
+
+
+def test_more_prompt_tokens_than_may_wait_are_an_overload() -> None:
+    limits = RequestLimits(
+        vocab_size=100, max_model_len=1000, num_pages=8, page_size=256, max_queued_tokens=500
+    )
+    now = 0.0
+    pace = Pace(lambda: now)
+    limits.check_queue(900, 0, pace)  # alone any prompt may wait
+    limits.check_queue(200, 300, pace)
+    with pytest.raises(EngineOverloaded, match="300 prompt tokens are waiting") as caught:
+        limits.check_queue(201, 300, pace)
+    assert caught.value.retry_after == 1
+    pace.count(100)
+    now = 10.0
+    with pytest.raises(EngineOverloaded) as caught:
+        limits.check_queue(300, 300, pace)  # 100 too many, and so many go in 10 s
+    assert caught.value.retry_after == pytest.approx(10)
+
+
+def test_c31_max_tokens_of_0_scores_a_prompt() -> None:
+    sampling = LIMITS.check(make([5] * 1000, max_tokens=0, prompt_logprobs=1))
+    assert sampling.max_tokens == 0

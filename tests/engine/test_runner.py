@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leadline.cache.sizing import CacheSize
 from leadline.core.request import Request, SamplingParams
+from leadline.engine import runner
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
@@ -30,11 +31,13 @@ def group(
     return RowGroup(request, RowKind.PREFILL, 0, len(ids), len(ids), num_sampled)
 
 
-def run(groups: list[RowGroup], model: FakeModel | None = None) -> list[GroupResult]:
+def run(
+    groups: list[RowGroup], model: FakeModel | None = None, metrics: EngineMetrics | None = None
+) -> list[GroupResult]:
     model = model or FakeModel(CacheSize(num_pages=8, num_slots=8, page_size=256))
-    runner = Runner(model, Sampler(EOS), BUILDER, EngineMetrics(), model.copy_slots)
-    step = runner.launch(StepPlan(groups), None)
-    runner.sample(step)
+    rank = Runner(model, Sampler(EOS), BUILDER, metrics or EngineMetrics(), model.copy_slots)
+    step = rank.launch(StepPlan(groups), None)
+    rank.sample(step)
     return step.results()
 
 
@@ -60,10 +63,35 @@ def test_logprobs_come_with_their_token() -> None:
 
 def test_a_row_without_a_valid_distribution_fails_alone() -> None:
     model = FakeModel(CacheSize(num_pages=8, num_slots=8, page_size=256), poison=14)
-    bad, good = run([group("r1", [20, 14], 1), group("r2", [30], 1)], model)
-    assert bad.error is not None
-    assert bad.error.startswith("request r1: no token can be drawn after position 1")
+    metrics = EngineMetrics()
+    bad, good = run([group("r1", [20, 14], 1), group("r2", [30], 1)], model, metrics)
+    assert bad.error == (
+        "request r1: no token can be drawn after position 1: its logits are not finite"
+    )
     assert good.token_ids == (next_token([30]),)
+    assert metrics.counters["corrupted_requests"] == 1
+
+
+def test_c31_a_long_prompt_is_scored_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LOGPROBS_BLOCK_ROWS", 4)
+    sizes: list[int] = []
+
+    class Watched(FakeModel):
+        def logits(self, hidden: Tensor) -> Tensor:
+            sizes.append(len(hidden))
+            return super().logits(hidden)
+
+    ids = list(range(20, 30))
+    scored = group("r1", ids, 10, sampling(8, prompt_logprobs=1))
+    scored.request.prompt_logprobs = [None]
+    model = Watched(CacheSize(num_pages=8, num_slots=8, page_size=256))
+    [result] = run([scored], model)
+    assert sizes == [4, 4, 1, 1]  # the last row gives the first new token
+    assert [entry.token_id for entry in result.prompt_logprobs] == ids[1:]
+    assert [entry.top[0][0] for entry in result.prompt_logprobs] == [
+        next_token(ids[:n]) for n in range(1, 10)
+    ]
+    assert result.token_ids == (next_token(ids),)
 
 
 @pytest.mark.parametrize(("row", "name"), [(0, "r1"), (2, "r1"), (3, "r2"), (9, "unknown")])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.core.request import Request, SamplingParams
+from leadline.core.request import Request, SamplingParams, ThinkingBudget
 from leadline.engine.sampler import Sampler
 from leadline.kernels import ops
 
@@ -326,8 +326,63 @@ def test_a_row_without_a_distribution_is_minus_one(kind: str, params: dict[str, 
 
 
 def test_nothing_allowed_is_minus_one() -> None:
+    request = make_request(allowed_token_ids=(5,), temperature=0)
+    request.bad_token_ids = ((5,),)
+    [token] = SAMPLER.sample(random_logits(1), [request])
+    assert (token.token_id, token.error, token.is_corrupted) == (-1, "nothing is allowed", False)
+
+
+def test_item_73_min_tokens_never_forbids_the_only_id_that_is_left() -> None:
     request = make_request(allowed_token_ids=(EOS,), min_tokens=1, temperature=0)
-    assert sample_one(random_logits(1)[0], request) == -1
+    assert sample_one(random_logits(1)[0], request) == EOS
+    request = make_request(allowed_token_ids=(EOS, 9), min_tokens=1, temperature=0)
+    assert sample_one(random_logits(1)[0], request) == 9
+
+
+@pytest.mark.parametrize(
+    ("bad", "is_banned"),
+    [((5,), True), ((7, 5), True), ((6, 7, 5), True), ((8, 5), False), ((3, 6, 7, 5), False)],
+    ids=str,
+)
+def test_the_last_id_of_a_bad_sequence_is_banned_behind_the_others(
+    bad: tuple[int, ...], is_banned: bool
+) -> None:
+    logits = random_logits(1)[0]
+    logits[5] = 100.0
+    request = make_request(prompt=(8, 3), output=(6, 7), temperature=0)
+    request.bad_token_ids = (bad,)  # the prompt's own ids do not count
+    assert (sample_one(logits, request) != 5) == is_banned
+
+
+@pytest.mark.parametrize(
+    ("num_output", "expected"), [(1, 9), (2, 30), (3, 30)], ids=["below", "at", "beyond"]
+)
+def test_item_69_a_spent_thinking_budget_leaves_its_end_only(
+    num_output: int, expected: int
+) -> None:
+    logits = random_logits(1)[0]
+    logits[9] = 100.0
+    request = make_request(output=(6,) * num_output, temperature=0, allowed_token_ids=(9, 10))
+    request.thinking_budget = ThinkingBudget(num_tokens=2, end_id=30)
+    assert sample_one(logits, request) == expected
+    request.append(30)
+    assert sample_one(logits, request) == 9
+
+
+def test_rows_that_ask_for_nothing_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+    greedy = ops.greedy
+
+    def watch(given: Tensor) -> Tensor:
+        seen.append((len(given), given.data_ptr() == logits.data_ptr()))
+        return greedy(given)
+
+    monkeypatch.setattr(ops, "greedy", watch)
+    logits = random_logits(3)
+    adjusted = make_request(temperature=0, logit_bias={5: 1.0})
+    SAMPLER.sample(logits, [make_request(temperature=0)] * 3)
+    SAMPLER.sample(logits, [make_request(temperature=0), adjusted, make_request(temperature=0)])
+    assert seen == [(3, True), (3, True), (1, False)]
 
 
 def test_minus_inf_ids_are_never_drawn() -> None:

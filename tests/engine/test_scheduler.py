@@ -299,8 +299,8 @@ def test_a_request_ends_at_its_deadline_wherever_it_is() -> None:
     harness.now = 2.0
     late = harness.scheduler.expire()
     assert [(output.request_id, output.finish_reason) for output in late] == [
-        ("decoding", FinishReason.ERROR),
-        ("waiting", FinishReason.ERROR),
+        ("decoding", FinishReason.TIMEOUT),
+        ("waiting", FinishReason.TIMEOUT),
     ]
     assert late[0].error == "request decoding: its deadline passed after 2.0 s"
     for output in late:

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from leadline.core.errors import BadRequest
+from leadline.core.request import Constraint
+from leadline.engine import grammar
+from leadline.engine.grammar import GrammarCompiler
+from tests.grammars import write_tokenizer
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> GrammarCompiler:
+    return GrammarCompiler(write_tokenizer(tmp_path))
+
+
+RULES = "\n".join(f'r{i}: "a{i}" | r{i + 1}' for i in range(20_000))
+RULES = "\n".join(f'r{i}: "a{i}" | r{i + 1}' for i in range(20_000))
+DEEP = f'start: r0\n{RULES}\nr20000: "b"'
+SLOW = "start: " + "|".join(f'"abc{i}"' for i in range(60_000))
+
+
+def error_of(compiler: GrammarCompiler, text: str) -> BadRequest:
+    error = compiler.compile(Constraint(text)).exception()
+    assert isinstance(error, BadRequest)
+    assert (error.code, error.param) == ("invalid_schema", "structured_outputs")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("start: (", "Expected token"),
+        ("start: /a(?=b)/", "look-ahead"),
+        ('start: %json {"type": "strin"}', "Invalid type: strin"),
+        ('start: %json {"type": "string", "if": {}}', "Unimplemented keys.*if"),
+        ("start: %json " + '{"items": ' * 200 + "{}" + "}" * 200, "recursion limit"),
+    ],
+    ids=["syntax", "regex", "schema", "keyword", "nesting"],
+)
+def test_c43_what_cannot_be_compiled_is_a_bad_request_that_says_why(
+    compiler: GrammarCompiler, text: str, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        raise error_of(compiler, text)
+
+
+def test_c43_a_grammar_that_crashes_the_compiler_harms_nobody_else(
+    compiler: GrammarCompiler,
+) -> None:
+    assert "nested too deeply" in str(error_of(compiler, DEEP))
+    assert compiler.compile(Constraint('start: "a"')).result()
+
+
+def test_c43_a_grammar_that_takes_too_long_is_given_up(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "PROBE_SECONDS", 0.1)
+    assert "takes more than 0.1 s" in str(error_of(compiler, SLOW))
+
+
+def test_what_was_compiled_is_remembered_and_what_failed_is_tried_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MAX_CACHED", 2)
+    good = compiler.compile(Constraint('start: "a"'))
+    good.result()
+    assert compiler.compile(Constraint('start: "a"')) is good
+    bad = compiler.compile(Constraint("start: ("))
+    assert bad.exception() is not None
+    assert compiler.compile(Constraint("start: (")) is not bad
+    compiler.compile(Constraint('start: "b"')).result()
+    assert compiler.compile(Constraint('start: "a"')) is not good  # the oldest of three
+
+
+def test_the_processes_that_check_grammars_end_with_their_compiler(tmp_path: Path) -> None:
+    compiler = GrammarCompiler(write_tokenizer(tmp_path))
+    compiler.compile(Constraint('start: "a"')).result()
+    [probe] = compiler._idle_probes
+    pid = probe._process.pid
+    del compiler, probe
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_grammar_is_not_blamed_for_a_checking_process_that_was_killed(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler.compile(Constraint('start: "a"')).result()
+    [probe] = compiler._idle_probes
+    probe._process.kill()
+    probe._process.wait()
+    assert compiler.compile(Constraint('start: "b"')).result()
