@@ -18,6 +18,7 @@ from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, ConfigError, LeadlineError, NotSupported
 from leadline.core.request import EngineRequest, FinishReason, TokenLogprobs, TokenOutput
+from leadline.engine.limits import RequestLimits
 from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ class ScriptedEngine:
     error: str | None = None
     config: EngineConfig | None = None
     added: list[EngineRequest] = field(default_factory=list)
+    is_paused: bool = False
     aborted: list[str] = field(default_factory=list)
     live: dict[str, Iterator[TokenOutput]] = field(default_factory=dict)
 
@@ -66,6 +68,13 @@ class ScriptedEngine:
                 error=self.error,
             )
 
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(vocab_size=1000, max_model_len=500, num_pages=9, page_size=256)
+
+    def pause(self, paused: bool) -> None:
+        self.is_paused = paused
+
     def wait(self) -> None:
         pass
 
@@ -82,7 +91,7 @@ class ScriptedEngine:
         self.live.pop(request_id, None)
 
     def stats(self) -> EngineStats:
-        return EngineStats(max_model_len=500)
+        return EngineStats()
 
     def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         return np.zeros((len(token_ids), 10), np.float32)
@@ -257,7 +266,18 @@ def test_one_bad_prompt_raises_before_anything_runs(scripted: Scripted) -> None:
     [
         (["a", 3.5], None, r"prompts\[1\] is 3.5; it must be a string or a list of token ids"),
         ([[1, 2.5]], None, r"prompts\[0\] is \[1, 2.5\]; it must be a string"),
-        ({"text": "a"}, None, r"prompts\[0\] has the keys \['text'\]"),
+        (["a", ""], None, r"prompts\[1\] is empty; it needs at least one token"),
+        ({"prompt_token_ids": []}, None, "prompt is empty; it needs at least one token"),
+        ({"prompt": "a", "cache_salt": 5}, None, "prompt.cache_salt is 5; it must be a string"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": object()}},
+            None,
+            "prompt.multi_modal_data: images are not supported",
+        ),
+        ([5] * 500, None, "prompt is too long: 500 tokens > 499 maximum; .* shorten prompt$"),
+        ([[5], [5] * 500], None, r"too long: 500 tokens > 499 maximum; .* shorten prompts\[1\]$"),
+        ("a", [], "sampling_params has 0 entries for 1 prompts"),
+        ({"text": "a"}, None, r"prompt has the keys \['text'\]"),
         ({"prompt": "a", "salt": "b"}, None, r"has the keys \['prompt', 'salt'\]"),
         (["a", "b"], [SamplingParams()], "sampling_params has 1 entries for 2 prompts"),
     ],
@@ -318,14 +338,13 @@ def test_chat_takes_several_conversations_and_continues_the_last_message(
     assert one.prompt == two.prompt
     started = llm.chat(
         [user, {"role": "assistant", "content": "It is"}],
-        add_generation_prompt=False,
         continue_final_message=True,
         use_tqdm=False,
     )[0]
     assert started.prompt is not None
     assert started.prompt.endswith("It is")
-    with pytest.raises(BadRequest, match="exactly one of them"):
-        llm.chat([user], continue_final_message=True)
+    with pytest.raises(BadRequest, match="exclude each other"):
+        llm.chat([user], add_generation_prompt=True, continue_final_message=True)
 
 
 def test_greedy_answers_do_not_depend_on_the_batch(tiny: LLM) -> None:
