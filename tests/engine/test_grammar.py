@@ -36,7 +36,7 @@ def error_of(compiler: GrammarCompiler, text: str) -> BadRequest:
     [
         ("start: (", "Expected token"),
         ("start: /a(?=b)/", "look-ahead"),
-        ('start: %json {"type": "strin"}', "Invalid type: strin"),
+        ('start: %json {"type": "nothing"}', "Invalid type: nothing"),
         ('start: %json {"type": "string", "if": {}}', "Unimplemented keys.*if"),
         ("start: %json " + '{"items": ' * 200 + "{}" + "}" * 200, "recursion limit"),
     ],
