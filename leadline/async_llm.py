@@ -44,6 +44,9 @@ class AsyncLLM:
     ) -> Self:
         """Start the engine's process and wait until it is ready; arguments and errors of ``LLM``.
 
+        The process imports the main module: a script calls this below ``if __name__ ==
+        "__main__"``.
+
         Raises:
             EngineDead: the process could not start for a reason that is none of ``LLM``'s.
         """
@@ -143,7 +146,9 @@ class AsyncLLM:
             choices = [self._read(request, answer) for request in answer.requests]
             async with aclosing(merge(choices)) as steps:
                 async for _ in steps:
-                    yield answer.output()
+                    yield (result := answer.output())
+                    if result.finished:  # the other choices have nothing more to say
+                        return
         finally:
             del self._open[request_id]
 
