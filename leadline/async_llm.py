@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -76,7 +77,10 @@ class AsyncLLM:
             EngineDead: the engine's process has ended.
             LeadlineError: the forward pass failed.
         """
-        query = self._prompts.completion(prompt, sampling_params, param="prompt")
+        # In a thread, as a long prompt takes long: other answers go on meanwhile.
+        query = await asyncio.to_thread(
+            self._prompts.completion, prompt, sampling_params, param="prompt"
+        )
         async with aclosing(self._run(query, request_id)) as results:
             async for result in results:
                 yield result
@@ -89,7 +93,7 @@ class AsyncLLM:
         **fields: Unpack[ChatFields],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation: the prompt as in ``LLM.chat``, results as in ``generate``."""
-        query = self._prompts.chat(messages, sampling_params, **fields)
+        query = await asyncio.to_thread(self._prompts.chat, messages, sampling_params, **fields)
         async with aclosing(self._run(query, request_id)) as results:
             async for result in results:
                 yield result
@@ -146,7 +150,8 @@ class AsyncLLM:
             choices = [self._read(request, answer) for request in answer.requests]
             async with aclosing(merge(choices)) as steps:
                 async for _ in steps:
-                    yield (result := answer.output())
+                    result = answer.output()
+                    yield result
                     if result.finished:  # the other choices have nothing more to say
                         return
         finally:

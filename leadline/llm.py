@@ -105,7 +105,7 @@ class LLM:
                 strings are searched behind the reasoning.
             use_tqdm: as in ``generate``.
             **fields: of every conversation: ``tools``, ``tool_choice``, ``chat_template_kwargs``,
-                ``continue_final_message`` ... (``ChatFields``).
+                ``continue_final_message`` ... (``PromptEncoder.chat`` explains them).
 
         Returns:
             As ``generate``; the text is the model's own, reasoning and markup included.

@@ -271,6 +271,8 @@ def test_one_bad_prompt_raises_before_anything_runs(scripted: Scripted) -> None:
         ([[1, 2.5]], None, r"prompts\[0\] is \[1, 2.5\]; it must be a string"),
         (["a", ""], None, r"prompts\[1\] is empty; it needs at least one token"),
         ({"prompt_token_ids": []}, None, "prompt is empty; it needs at least one token"),
+        ({"prompt": ["a"]}, None, r"prompt.prompt is \['a'\]; it must be a string"),
+        ({"prompt_token_ids": "ab"}, None, "prompt_token_ids is 'ab'; it must be a list of token"),
         ({"prompt": "a", "cache_salt": 5}, None, "prompt.cache_salt is 5; it must be a string"),
         (
             {"prompt": "a", "multi_modal_data": {"image": object()}},
@@ -348,6 +350,12 @@ def test_chat_takes_several_conversations_and_continues_the_last_message(
     assert started.prompt.endswith("It is")
     with pytest.raises(BadRequest, match="exclude each other"):
         llm.chat([user], add_generation_prompt=True, continue_final_message=True)
+
+
+def test_fields_that_chats_do_not_have_are_named(scripted: Scripted) -> None:
+    llm, _ = scripted()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'chat_template'"):
+        llm.chat([{"role": "user", "content": "a"}], chat_template="{{ messages }}")  # type: ignore[call-arg]
 
 
 def test_greedy_answers_do_not_depend_on_the_batch(tiny: LLM) -> None:

@@ -136,7 +136,7 @@ class Answer:
         """
         if news.refusal is not None:
             raise news.refusal
-        if news.finish_reason in (FinishReason.ERROR, FinishReason.TIMEOUT):
+        if news.finish_reason is FinishReason.ERROR:
             raise LeadlineError(f"request {self._request_id} failed: {news.error}")
         metrics, now = self._metrics, self._clock()
         if metrics.time_in_queue is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError, prompt_too_long
@@ -30,17 +30,7 @@ _OPTIONAL_KEYS = {"cache_salt", "multi_modal_data"}
 
 
 class ChatFields(TypedDict, total=False):
-    """Fields of a chat beside its messages, with the meaning that they have over HTTP.
-
-    Attributes:
-        tools: OpenAI function tools.
-        tool_choice: in any of OpenAI's forms.
-        parallel_tool_calls: False is one call at most.
-        chat_template_kwargs: ``thinking``, ``reasoning_effort``, ``drop_thinking`` and ``task``.
-        add_generation_prompt: whether an assistant turn is opened; None is the opposite of
-            ``continue_final_message``.
-        continue_final_message: the last message is the assistant's, and goes on.
-    """
+    """Fields of a chat beside its messages: the keyword arguments of ``PromptEncoder.chat``."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
@@ -106,12 +96,10 @@ class PromptEncoder:
         Raises:
             BadRequest: it cannot be served as it stands.
         """
-        salt = None
-        if isinstance(prompt, Mapping):
-            prompt, salt = _open_prompt(prompt, param)
-        text = prompt if isinstance(prompt, str) else None
-        ids = _token_ids(prompt, param) if text is None else self.tokenizer.encode_prompt(text)
-        if not ids or text == "":
+        text, ids, salt = _read(prompt, param)
+        if text:
+            ids = self.tokenizer.encode_prompt(text)
+        if not ids:
             raise BadRequest(f"{param} is empty; it needs at least one token", param=param)
         sampling = sampling or SamplingParams()
         request = self._request(ids, sampling, param=param)
@@ -123,14 +111,26 @@ class PromptEncoder:
         self,
         messages: Sequence[Any],
         sampling: SamplingParams | None,
-        **fields: Unpack[ChatFields],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> Query:
         """A conversation, as ``/v1/chat/completions`` would encode it, id by id (C63).
 
         Args:
             messages: OpenAI chat messages.
             sampling: None samples at temperature 1 up to the model's own limit.
-            fields: ``ChatFields``.
+            tools: OpenAI function tools.
+            tool_choice: in any of OpenAI's forms.
+            parallel_tool_calls: False is one call at most.
+            chat_template_kwargs: ``thinking``, ``reasoning_effort``, ``drop_thinking``, ``task``.
+            add_generation_prompt: whether an assistant turn is opened; None is the opposite of
+                ``continue_final_message``.
+            continue_final_message: the last message is the assistant's, and goes on.
 
         Raises:
             BadRequest: it cannot be served as it stands.
@@ -139,25 +139,23 @@ class PromptEncoder:
         from leadline.text.thinking import drop_thinking_of, effort_of, thinking_of
         from leadline.text.tools_schema import function_tool_choice, function_tools
 
-        extra = fields.get("chat_template_kwargs") or {}
-        tools = function_tools(fields.get("tools") or ())
-        continues = fields.get("continue_final_message", False)
-        opens = fields.get("add_generation_prompt")
+        extra = chat_template_kwargs or {}
+        declared = function_tools(tools or ())
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         prompt = self._encoder.encode(
             ChatInput(
                 messages=messages,
-                tools=tools,
+                tools=declared,
                 tool_choice=function_tool_choice(
-                    fields.get("tool_choice"),
-                    has_tools=bool(tools),
-                    parallel=fields.get("parallel_tool_calls", True),
+                    tool_choice, has_tools=bool(declared), parallel=parallel_tool_calls
                 ),
                 thinking=thinking_of(extra, None),
                 reasoning_effort=effort_of(extra),
                 drop_thinking=drop_thinking_of(extra),
                 task=extra.get("task"),
-                continue_final_message=continues,
-                add_generation_prompt=not continues if opens is None else opens,
+                continue_final_message=continue_final_message,
+                add_generation_prompt=add_generation_prompt,
             )
         )
         if sampling is None:
@@ -224,8 +222,12 @@ class PromptEncoder:
         return ChatEncoder(self.tokenizer, self._profile, self._options)
 
 
-def _open_prompt(prompt: Mapping[str, Any], param: str) -> tuple[Any, str | None]:
-    """The prompt inside a mapping, and its salt."""
+def _read(prompt: Prompt, param: str) -> tuple[str | None, list[int], str | None]:
+    """Text or ids of a prompt, and its salt."""
+    if isinstance(prompt, str):
+        return prompt, [], None
+    if not isinstance(prompt, Mapping):
+        return None, _token_ids(prompt, param, "a string or a list of token ids"), None
     if prompt.get("multi_modal_data"):
         raise BadRequest(
             f"{param}.multi_modal_data: images are not supported, this engine reads text only",
@@ -239,17 +241,22 @@ def _open_prompt(prompt: Mapping[str, Any], param: str) -> tuple[Any, str | None
             param=param,
         )
     salt = prompt.get("cache_salt")
-    if salt is not None and not isinstance(salt, str):
-        raise BadRequest(
-            f"{param}.cache_salt is {brief(salt)}; it must be a string", param=f"{param}.cache_salt"
-        )
-    return prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"], salt
+    if salt is not None:
+        _check_string(salt, f"{param}.cache_salt")
+    if "prompt" in prompt:
+        _check_string(prompt["prompt"], f"{param}.prompt")
+        return prompt["prompt"], [], salt
+    ids = prompt["prompt_token_ids"]
+    return None, _token_ids(ids, f"{param}.prompt_token_ids", "a list of token ids"), salt
 
 
-def _token_ids(prompt: Any, param: str) -> list[int]:
+def _check_string(value: object, param: str) -> None:
+    if not isinstance(value, str):
+        raise BadRequest(f"{param} is {brief(value)}; it must be a string", param=param)
+
+
+def _token_ids(value: Any, param: str, wanted: str) -> list[int]:
     try:
-        return [operator.index(token_id) for token_id in prompt]
+        return [operator.index(token_id) for token_id in value]
     except TypeError:
-        raise BadRequest(
-            f"{param} is {brief(prompt)}; it must be a string or a list of token ids", param=param
-        ) from None
+        raise BadRequest(f"{param} is {brief(value)}; it must be {wanted}", param=param) from None
