@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import ipaddress
 import json
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leadline import __version__
 from leadline.config.args import FlagParser, closest, from_values
 from leadline.config.engine import CacheConfig, EngineConfig
-from leadline.config.server import ServerConfig
+from leadline.config.server import ServerConfig, shown
 from leadline.core.errors import ConfigError, LeadlineError
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from leadline.engine.async_engine import AsyncEngine
     from leadline.text.tokenizer import Tokenizer
     from leadline.tools.chat import ChatOptions
     from leadline.tools.generate import GenerateOptions
-
-logger = logging.getLogger(__name__)
 
 USAGE = """\
 usage: leadline COMMAND ...
@@ -37,13 +36,11 @@ usage: leadline COMMAND ...
   chat [MODEL]        chat in the terminal
   generate PROMPT     complete a text; - reads it from standard input
   inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
+  completion SHELL    completion for bash, zsh or fish: eval "$(leadline completion bash)"
 
 Without MODEL the small one that comes with the package is used.
 `leadline COMMAND --help` lists flags; `leadline --version` prints the version.
 """
-
-# Running requests get this long to end once the server is told to stop.
-SHUTDOWN_SECONDS = 30
 
 
 def bundled_model() -> Path:
@@ -78,81 +75,75 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(argv: Sequence[str]) -> None:
     """``leadline serve [MODEL] [flags]``."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    values, positionals = _serve_parser().parse(argv, os.environ)
+    engine_config = _engine_config(values, positionals)
+    server_config = from_values(ServerConfig, values)
+    if "print_config" in values:
+        resolved = {**shown(engine_config), "server": shown(server_config)}
+        print(json.dumps(resolved, indent=2))
+        return
+    logging.getLogger().setLevel(server_config.telemetry.log_level.upper())
+
+    import uvloop
+
+    from leadline.serving.listen import bind
+
+    # Before the model loads: a port that is taken should not cost minutes.
+    with bind(server_config) as listener:
+        uvloop.run(_serve(engine_config, server_config, listener))
+
+
+def _serve_parser() -> FlagParser:
     parser = FlagParser(
         "leadline serve", "[MODEL]", "Serve a model over HTTP.", [EngineConfig, ServerConfig]
     )
     parser.add_argument("--print-config", action="store_true", help="print all settings and exit")
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    values, positionals = parser.parse(argv, os.environ)
-    engine_config = _engine_config(values, positionals)
-    server_config = from_values(ServerConfig, values)
-    if "print_config" in values:
-        resolved = {**asdict(engine_config), "server": asdict(server_config)}
-        print(json.dumps(resolved, indent=2))
-        return
-
-    import uvloop
-
-    # While the model loads, SIGTERM ends things as Ctrl-C does: the engine process too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Before the model loads: a port that is taken should not cost minutes.
-    with _bind(server_config.host, server_config.port) as listener:
-        uvloop.run(_serve(engine_config, server_config, listener))
+    return parser
 
 
 async def _serve(
     engine_config: EngineConfig, server_config: ServerConfig, listener: socket.socket
 ) -> None:
-    import uvicorn
-
     from leadline.serving.app import build_app
     from leadline.serving.context import ModelInfo
+    from leadline.serving.listen import announce
+    from leadline.serving.run import ServerProcess
 
-    tokenizer = _load_tokenizer(engine_config)
-    async with _engine(engine_config) as engine:
-        model = engine_config.model
-        model_info = ModelInfo(
-            root=Path(model).resolve().name if Path(model).is_dir() else model,
-            max_model_len=engine.limits.max_model_len,
-            vocab_size=engine.limits.vocab_size,
-        )
-        app = build_app(engine, tokenizer, model_info, server_config)
-        listener.listen()
-        host, port = listener.getsockname()[:2]
-        names = ", ".join(app.state.server.model_names)
-        logger.info("leadline %s serves %s at http://%s:%d/v1", __version__, names, host, port)
-        if not ipaddress.ip_address(host).is_loopback:
-            logger.warning(
-                "%s is reachable from other machines and there are no API keys yet: anyone who "
-                "reaches the port may use it; --host 127.0.0.1 keeps it to this one",
-                host,
+    @asynccontextmanager
+    async def load() -> AsyncIterator[tuple[Starlette, AsyncEngine]]:
+        tokenizer = await asyncio.to_thread(_load_tokenizer, engine_config)
+        async with _engine(engine_config) as engine:
+            model = engine_config.model
+            model_info = ModelInfo(
+                root=Path(model).resolve().name if Path(model).is_dir() else model,
+                max_model_len=engine.limits.max_model_len,
+                vocab_size=engine.limits.vocab_size,
+                max_open=engine.limits.max_open,
             )
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            )
-        )
-        # uvicorn raises the signal that stopped it once more when it is done: ignored from here
-        # on, so that the engine is shut down and the exit code is 0.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        await server.serve(sockets=[listener])
+            app = build_app(engine, tokenizer, model_info, server_config, shown(engine_config))
+            announce(app.state.server.model_names, server_config, listener)
+            yield app, engine
+
+    await ServerProcess(server_config, load).run(listener)
 
 
 def chat(argv: Sequence[str]) -> None:
     """``leadline chat [MODEL] [flags]``."""
     from leadline.tools.chat import ChatOptions
 
-    parser = FlagParser(
+    values, positionals = _chat_parser().parse(argv, os.environ)
+    asyncio.run(_chat(_engine_config(values, positionals), from_values(ChatOptions, values)))
+
+
+def _chat_parser() -> FlagParser:
+    from leadline.tools.chat import ChatOptions
+
+    return FlagParser(
         "leadline chat", "[MODEL]", "Chat in the terminal.", [ChatOptions, EngineConfig]
     )
-    values, positionals = parser.parse(argv, os.environ)
-    asyncio.run(_chat(_engine_config(values, positionals), from_values(ChatOptions, values)))
 
 
 async def _chat(config: EngineConfig, options: ChatOptions) -> None:
@@ -173,10 +164,7 @@ def generate(argv: Sequence[str]) -> None:
     """``leadline generate PROMPT [flags]``."""
     from leadline.tools.generate import GenerateOptions
 
-    parser = FlagParser(
-        "leadline generate", "PROMPT", "Complete a text.", [GenerateOptions, EngineConfig]
-    )
-    values, positionals = parser.parse(argv, os.environ)
+    values, positionals = _generate_parser().parse(argv, os.environ)
     prompt = _single(positionals, "a prompt, or - to read it from standard input")
     if prompt is None:
         raise ConfigError("generate needs a prompt, or - to read it from standard input")
@@ -184,6 +172,14 @@ def generate(argv: Sequence[str]) -> None:
         prompt = sys.stdin.read()
     config = _engine_config(values, [])
     asyncio.run(_generate(config, prompt, from_values(GenerateOptions, values)))
+
+
+def _generate_parser() -> FlagParser:
+    from leadline.tools.generate import GenerateOptions
+
+    return FlagParser(
+        "leadline generate", "PROMPT", "Complete a text.", [GenerateOptions, EngineConfig]
+    )
 
 
 async def _generate(config: EngineConfig, prompt: str, options: GenerateOptions) -> None:
@@ -214,20 +210,47 @@ def inspect(argv: Sequence[str]) -> None:
     """``leadline inspect MODEL [--memory SIZE] [--kv-cache-dtype NAME]``."""
     from leadline.tools.inspect import inspect_main
 
-    parser = FlagParser(
-        "leadline inspect", "[MODEL]", "Describe a checkpoint or a preset.", [InspectOptions]
-    )
-    values, positionals = parser.parse(argv, os.environ)
+    values, positionals = _inspect_parser().parse(argv, os.environ)
     options = from_values(InspectOptions, values)
     target = _single(positionals, "a folder or a preset") or str(bundled_model())
     inspect_main(target, options.memory, options.kv_cache_dtype)
 
+
+def _inspect_parser() -> FlagParser:
+    return FlagParser(
+        "leadline inspect", "[MODEL]", "Describe a checkpoint or a preset.", [InspectOptions]
+    )
+
+
+def completion(argv: Sequence[str]) -> None:
+    """``leadline completion SHELL``: a script that the shell evaluates."""
+    import shtab
+
+    shell = _single(argv, "a shell")
+    if shell not in shtab.SUPPORTED_SHELLS:
+        known = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise ConfigError(f"completion is for {known}; got {shell!r}")
+    parser = argparse.ArgumentParser("leadline")
+    commands = parser.add_subparsers()
+    for name, make_parser in PARSERS.items():
+        command = make_parser()
+        commands.add_parser(name, parents=[command], add_help=False, help=command.description)
+    print(shtab.complete(parser, shell))
+
+
+PARSERS: dict[str, Callable[[], FlagParser]] = {
+    "serve": _serve_parser,
+    "chat": _chat_parser,
+    "generate": _generate_parser,
+    "inspect": _inspect_parser,
+}
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "serve": serve,
     "chat": chat,
     "generate": generate,
     "inspect": inspect,
+    "completion": completion,
 }
 
 
@@ -260,27 +283,3 @@ async def _engine(config: EngineConfig) -> AsyncIterator[AsyncEngine]:
         yield engine
     finally:
         await engine.shutdown()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port; clients are refused until the server listens on it.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
-        ) from error
-    return listener

@@ -12,7 +12,7 @@ CHARACTERS = 'abcdefghijklmnopqrstuvwxyz0123456789{}[]":,.-_ABCDEFGHIJKLMNOPQRST
 ID_OF = {character: FIRST_ID + i for i, character in enumerate(CHARACTERS)}
 THINK_END = 3  # markers, which no text spells
 TOOL = 4
-NAMED = {0: "<pad>", EOS: "<eos>", 2: "<think>", THINK_END: "</think>", TOOL: "<tool>"}
+NAMED = {0: "<pad>", EOS: "<eos>", 2: "<think>", THINK_END: "</think>", TOOL: "｜tool｜"}
 MARKERS = {i: f"<unused{i}>" for i in range(FIRST_ID)} | NAMED
 
 
@@ -36,7 +36,7 @@ def write_tokenizer(folder: Path) -> TokenizerFile:
             {
                 "id": i,
                 "content": name,
-                "special": True,
+                "special": i == EOS,  # as in released files, where markers of tools are not
                 "single_word": False,
                 "lstrip": False,
                 "rstrip": False,

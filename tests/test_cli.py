@@ -3,11 +3,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +61,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["generate"], "generate needs a prompt, or - to read it from standard input"),
         (["generate", "a", "b"], "unexpected argument 'b': one is taken, a prompt"),
         (["generate", "a", "--model", "./nowhere"], "model is './nowhere', which is neither"),
+        (["completion", "sh"], "completion is for bash, zsh, "),
+        (["serve", "--ssl-keyfile", "k"], "ssl_keyfile is given without its ssl_certfile"),
+        (["serve", "--port", "0", "--ssl-certfile", "nowhere"], "the certificate or its key"),
         (["inspect", "./nowhere"], "'./nowhere' is neither a folder nor a preset"),
         (["inspect", "--memory", "much"], "memory: 'much' is not a whole number"),
     ],
@@ -95,6 +100,32 @@ def test_print_config_shows_what_a_server_would_run_with(
     assert shown["server"]["port"] == 9000
     assert shown["server"]["served_model_name"] == ["a", "b"]
     assert shown["server"]["host"] == ServerConfig().host
+
+
+def test_c55_keys_come_from_the_environment_and_are_never_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEADLINE_API_KEY", "secret-1 secret-2")
+    monkeypatch.setenv("LEADLINE_ADMIN_API_KEY", "secret-3")
+    assert main(["serve", "m", "--print-config"]) == 0
+    shown = capsys.readouterr().out
+    access = json.loads(shown)["server"]["access"]
+    assert (access["api_key"], access["admin_api_key"]) == ("***", "***")
+    assert "secret" not in shown
+    monkeypatch.undo()
+    assert main(["serve", "m", "--print-config"]) == 0
+    access = json.loads(capsys.readouterr().out)["server"]["access"]
+    assert (access["api_key"], access["admin_api_key"]) == ([], None)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_completion_of_commands_and_flags(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("serve", "inspect", "max-model-len", "api-key"):
+        assert word in script
 
 
 @pytest.mark.parametrize(
@@ -140,10 +171,23 @@ def test_an_error_of_the_engine_process_is_one_line_and_code_2(
     assert shown[0].startswith("leadline: error: max_model_len is 1048576, but the model has")
 
 
+def children(pid: int) -> list[Path]:
+    """Where the system describes the processes that a server has started."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path("/proc") / child for child in pids]
+
+
+def is_alive(process: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return "zombie" not in (process / "status").read_text()
+    return False
+
+
 @contextlib.contextmanager
 def running_server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server process, its base URL and the log so far."""
     command = [sys.executable, "-m", "leadline", "serve", "--port", "0", *SMALL, *flags]
+    command += ["--drain-delay", "0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         log = []
@@ -172,9 +216,24 @@ def test_serve_answers_and_ends_with_code_0_when_told(
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200
         assert answer.json()["model"] == "tiny"
+        started = children(process.pid)
+        assert started, "the engine has a process of its own"
         process.send_signal(number)
         assert process.stderr is not None
         log += process.stderr
         assert process.wait() == 0
-    assert any("no API keys yet" in line for line in log) == warns
+        while any(is_alive(child) for child in started):  # each sees the end of its pipe
+            time.sleep(0.01)
+    assert any("there are no API keys" in line for line in log) == warns
     assert "Traceback" not in "".join(log)
+
+
+def test_item_92_the_server_ends_when_its_engine_is_killed() -> None:
+    with running_server("--host", "127.0.0.1") as (process, _, log):
+        started = children(process.pid)
+        [engine] = (p for p in started if b"spawn_main" in (p / "cmdline").read_bytes())
+        os.kill(int(engine.name), signal.SIGKILL)
+        assert process.stderr is not None
+        log += process.stderr
+        assert process.wait() == 2
+    assert "leadline: error: the engine process ended by itself" in "".join(log)

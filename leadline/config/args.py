@@ -7,6 +7,7 @@ default: nothing is written twice (serving-api 15.1).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -15,6 +16,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from leadline.config import compat
@@ -123,13 +125,16 @@ class FlagParser(argparse.ArgumentParser):
             prog=prog,
             usage=f"{prog} {arguments} [flags]",
             description=description,
-            epilog="Every flag is also read from the environment: LEADLINE_FLAG_NAME.",
+            epilog="Every flag is also read from the environment, as LEADLINE_FLAG_NAME, and from "
+            "the file that --config names; the command line wins over the environment, and that "
+            "over the file. A JSON flag takes single keys too: --flag.key VALUE.",
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
         )
         self._settings = [s for config_type in config_types for s in settings(config_type)]
         for setting in self._settings:
             self._add(setting)
+        self.add_argument("--config", metavar="FILE", help="YAML file of flags, without dashes")
         compat.add_flags(self)
 
     def error(self, message: str) -> NoReturn:
@@ -141,7 +146,8 @@ class FlagParser(argparse.ArgumentParser):
     ) -> tuple[dict[str, Any], list[str]]:
         """The values that were given, by field name, and the arguments that are no flags.
 
-        The command line wins over the environment. Flags of other servers are dealt with here.
+        The command line wins over the environment, and that over ``--config``. Flags of other
+        servers are dealt with here.
 
         Raises:
             ConfigError: an unknown flag, or a value that does not fit its flag.
@@ -152,14 +158,22 @@ class FlagParser(argparse.ArgumentParser):
         except ConfigError as error:
             raise ConfigError(f"in the environment: {error}") from None
         given, positionals = self._parse(argv)
-        return compat.settle(values | given), positionals
+        values |= given
+        if file := values.pop("config", environ.get("LEADLINE_CONFIG")):
+            flags = list(file_flags(file))
+            try:
+                in_file, more = self._parse(flags)
+            except ConfigError as error:
+                raise ConfigError(f"in {file}: {error}") from None
+            values, positionals = in_file | values, positionals or more
+        return compat.settle(values), positionals
 
     def _parse(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         flags, after = list(argv), []
         if "--" in flags:
             end = flags.index("--")
             flags, after = flags[:end], flags[end + 1 :]
-        namespace, rest = self.parse_known_args([_with_dashes(arg) for arg in flags])
+        namespace, rest = self.parse_known_args(list(_normalised(flags)))
         for arg in rest:
             if arg.startswith("-") and len(arg) > 1 and " " not in arg:
                 flag = arg.partition("=")[0]
@@ -177,7 +191,7 @@ class FlagParser(argparse.ArgumentParser):
                     raise ConfigError(f"{setting.variable} is {text!r}; write true or false")
                 yield setting.flag if text.lower() in _TRUE else "--no-" + setting.flag[2:]
             elif setting.type is tuple:
-                yield from (setting.flag, *text.split())
+                yield from (setting.flag, *([text] if text.startswith("[") else text.split()))
             else:
                 yield f"{setting.flag}={text}"
 
@@ -193,7 +207,18 @@ class FlagParser(argparse.ArgumentParser):
                 help=help_text,
             )
         elif setting.type is tuple:
-            self.add_argument(setting.flag, dest=setting.name, nargs="+", help=help_text)
+            self.add_argument(
+                setting.flag, dest=setting.name, nargs="+", action=_Extend, help=help_text
+            )
+        elif setting.type is dict:
+            self.add_argument(
+                setting.flag,
+                dest=setting.name,
+                type=json_object,
+                action=_Merge,
+                metavar="JSON",
+                help=help_text,
+            )
         else:
             self.add_argument(
                 setting.flag,
@@ -209,7 +234,6 @@ def _converter(setting: Setting) -> Callable[[str], Any]:
         int: parse_count,
         float: float,
         str: str,
-        dict: _json_object,
     }
     parse = parsers[setting.type]
 
@@ -224,19 +248,106 @@ def _converter(setting: Setting) -> Callable[[str], Any]:
     return convert
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+class _Extend(argparse.Action):
+    """Strings of one flag given several times, apart or as a JSON list."""
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, values: Any, _flag: object = None
+    ) -> None:
+        if len(values) == 1 and values[0].startswith("["):
+            values = _json_strings(self, values[0])
+        setattr(namespace, self.dest, getattr(namespace, self.dest, []) + values)
+
+
+class _Merge(argparse.Action):
+    """JSON objects of one flag given several times, key by key."""
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, values: Any, _flag: object = None
+    ) -> None:
+        setattr(namespace, self.dest, _merged(getattr(namespace, self.dest, {}), values))
+
+
+def _json_strings(action: argparse.Action, text: str) -> list[str]:
+    with contextlib.suppress(ValueError):
+        value = json.loads(text)
+        if all(isinstance(item, str) for item in value):
+            return list(value)
+    raise argparse.ArgumentError(action, f"{text!r} is not a JSON list of strings")
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    both = old | new
+    for key in old.keys() & new.keys():
+        if isinstance(old[key], dict) and isinstance(new[key], dict):
+            both[key] = _merged(old[key], new[key])
+    return both
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The value of a flag that takes a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError(f"{text!r} is not a JSON object")  # noqa: TRY004
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value
 
 
-def _with_dashes(arg: str) -> str:
-    """``--flag_name=a_b`` -> ``--flag-name=a_b``."""
-    if not arg.startswith("--"):
-        return arg
-    name, equals, value = arg.partition("=")
-    return name.replace("_", "-") + equals + value
+def _normalised(argv: Sequence[str]) -> Iterator[str]:
+    """``--flag_name=a_b`` -> ``--flag-name=a_b``, ``--flag.key 1`` -> ``--flag={"key": 1}``."""
+    rest = iter(argv)
+    for arg in rest:
+        if not arg.startswith("--"):
+            yield arg
+            continue
+        name, equals, value = arg.partition("=")
+        flag, *keys = name.split(".")
+        flag = flag.replace("_", "-")
+        if not keys:
+            yield flag + equals + value
+            continue
+        if not equals and (value := next(rest, "")) == "":
+            raise ConfigError(f"{name}: expected one argument")
+        yield f"{flag}={json.dumps(_nested(keys, value))}"
+
+
+def _nested(keys: Sequence[str], text: str) -> dict[str, Any]:
+    value: Any
+    try:
+        # True and False as Python's users type them.
+        value = json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        value = text
+    for key in reversed(keys):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def file_flags(file: str) -> Iterator[str]:
+    """The flags that a YAML file of settings stands for.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no mapping.
+    """
+    import yaml
+
+    try:
+        settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"config is {file!r}, which cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"config is {file!r}, which is no mapping of flags to values")
+    for name, value in settings.items():
+        flag = "--" + str(name).removeprefix("--")
+        if isinstance(value, bool):
+            yield flag if value else "--no-" + flag[2:]
+        elif isinstance(value, list) and all(isinstance(item, str) for item in value):
+            yield from (flag, *value)
+        elif value is not None:
+            yield f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _attribute_docs(config_type: type) -> dict[str, str]:

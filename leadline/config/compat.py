@@ -23,25 +23,74 @@ SWITCHES = {
     "enable_chunked_prefill": "prefill is always chunked",
     "enforce_eager": "there are no graphs to turn off",
     "disable_log_requests": "requests are logged without their text unless asked for",
+    "disable_log_stats": "one line is logged per request, and metrics are always there",
+    "disable_uvicorn_access_log": "there is none",
+    "disable_custom_all_reduce": "there is one rank",
+    "disable_frontend_multiprocessing": "the engine always has its own process",
+    "disable_hybrid_kv_cache_manager": "there is one cache for all layers",
     "enable_auto_tool_choice": "it is always on",
+    "enable_expert_parallel": "one rank holds all experts",
+    "enable_dbo": "there is one rank",
+    "enable_eplb": "one rank holds all experts",
+    "enable_flashinfer_autotune": "flashinfer is not used",
     "enable_prompt_tokens_details": "they are always sent",
+    "enable_sleep_mode": "there is none",
     "language_model_only": "images are not served",
 }
 VALUES = {
-    "compilation_config": "nothing is compiled",
+    "additional_config": "it is for plugins, and there are none",
+    "all2all_backend": "one rank holds all experts",
+    "allowed_local_media_path": "images are not served",
+    "allowed_media_domains": "images are not served",
     "attention_backend": "there is one",
+    "attention_config": "the index cache follows --kv-cache-dtype",
+    "compilation_config": "nothing is compiled",
+    "data_parallel_address": "there is one rank",
+    "data_parallel_backend": "there is one rank",
+    "data_parallel_rpc_port": "there is one rank",
+    "distributed_executor_backend": "there is one rank",
+    "engram_config": "tables stay where the checkpoint's files lie",
+    "generation_config": "--override-generation-config sets defaults",
+    "kernel_config": "the device decides",
+    "limit_mm_per_prompt": "images are not served",
+    "master_addr": "there is one rank",
+    "master_port": "there is one rank",
+    "max_cudagraph_capture_size": "there are no graphs",
+    "model_loader_extra_config": "loading has nothing to tune",
     "moe_backend": "there is one",
+    "optimization_level": "nothing is compiled",
+    "profiler_config": "there is no profiler",
+    "quantization": "the checkpoint says how it is packed",
+    "safetensors_load_strategy": "files are mapped",
+    "speculative_config": "there is no draft head yet; answers are the same without",
+    "structured_outputs_config": "there is one backend",
     "swap_space": "pages are not swapped out",
     "tokenizer_mode": "the checkpoint's tokenizer.json is used",
+    "uvicorn_log_level": "--log-level is for everything",
 }
 # setting -> (short form, the only value, what another value would need)
 FIXED = {
     "tensor_parallel_size": ("-tp", 1, "tensor parallelism"),
     "pipeline_parallel_size": ("-pp", 1, "pipeline parallelism"),
     "data_parallel_size": ("-dp", 1, "data parallelism"),
+    "data_parallel_size_local": ("-dpl", 1, "data parallelism"),
+    "data_parallel_rank": ("-dpn", 0, "data parallelism"),
+    "decode_context_parallel_size": ("-dcp", 1, "context parallelism"),
+    "nnodes": ("-n", 1, "an engine over several machines"),
+    "node_rank": ("-r", 0, "an engine over several machines"),
+    "api_server_count": ("-asc", 1, "several API processes"),
+}
+# setting -> what it asks for
+MISSING = {
+    "chat_template": "another chat template",
+    "cpu_offload_gb": "keeping weights outside the device",
+    "enable_lora": "adapters",
+    "headless": "an engine over several machines",
+    "hf_overrides": "overriding config.json",
+    "kv_transfer_config": "moving caches between engines",
 }
 PARSERS = ("reasoning_parser", "tool_call_parser")
-NAMES = (*SWITCHES, *VALUES, *FIXED, *PARSERS)
+NAMES = (*SWITCHES, *VALUES, *FIXED, *MISSING, *PARSERS)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +101,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         )
     for name in (*VALUES, *PARSERS):
         parser.add_argument(_flag(name), help=argparse.SUPPRESS)
+    for name in MISSING:
+        parser.add_argument(_flag(name), nargs="?", const=True, help=argparse.SUPPRESS)
     for name, (short, _, _) in FIXED.items():
         parser.add_argument(short, _flag(name), type=int, help=argparse.SUPPRESS, dest=name)
 
@@ -60,7 +111,7 @@ def settle(values: Mapping[str, Any]) -> dict[str, Any]:
     """Warn about the settings above that were given; returns the values without them.
 
     Raises:
-        NotSupported: a fixed setting has another value.
+        NotSupported: a fixed setting has another value, or a setting asks for what is missing.
     """
     kept = {}
     for name, value in values.items():
@@ -72,6 +123,8 @@ def settle(values: Mapping[str, Any]) -> dict[str, Any]:
                 raise NotSupported(
                     f"{_flag(name)} {value}: {feature} does not exist yet; leave it {only}"
                 )
+        elif name in MISSING:
+            raise NotSupported(f"{_flag(name)}: {MISSING[name]} does not exist here")
         elif name in PARSERS:
             if value.lower().replace("-", "_") not in (PARSER, PARSER.replace("_", "")):
                 logger.warning("%s %s: this model is parsed by %s", _flag(name), value, PARSER)

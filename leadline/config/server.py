@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from leadline.core.errors import ConfigError
+
+# Marks fields whose values are shown to nobody, in ``--print-config`` either.
+SECRET = {"secret": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +91,9 @@ class AccessConfig:
         allow_credentials: they may send cookies and keys of the browser.
     """
 
-    api_key: tuple[str, ...] = ()
+    api_key: tuple[str, ...] = field(default=(), metadata=SECRET)
     api_key_file: str | None = None
-    admin_api_key: str | None = None
+    admin_api_key: str | None = field(default=None, metadata=SECRET)
     enable_admin_endpoints: bool = False
     protect_metrics: bool = False
     rate_limit_rpm: int | None = None
@@ -106,6 +109,13 @@ class AccessConfig:
     def __post_init__(self) -> None:
         _choice(self, "cache_isolation", "none", "api-key", "user")
         _at_least(self, 1, "rate_limit_rpm", "rate_limit_tpm", "max_concurrency_per_key")
+        if not all(key.strip() for key in self.api_key):
+            raise ConfigError("an api_key is empty: requests without a key would fit it")
+        if self.enable_admin_endpoints and not self.admin_api_key:
+            raise ConfigError(
+                "enable_admin_endpoints needs an admin_api_key: who may use the model must not be "
+                "able to pause it for everybody"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,8 @@ class ServerConfig:
         port: TCP port.
         uds: Unix socket to listen on instead.
         root_path: path under which a proxy offers the server.
+        forwarded_allow_ips: addresses of proxies whose X-Forwarded headers are believed,
+            comma-separated; * believes all.
         served_model_name: names that requests may ask for, the first is the default; empty
             takes the checkpoint's base name.
         model_alias: further names, each as NAME=SERVED.
@@ -179,6 +191,7 @@ class ServerConfig:
     port: int = 8000
     uds: str | None = None
     root_path: str = ""
+    forwarded_allow_ips: str = "127.0.0.1"
     served_model_name: tuple[str, ...] = ()
     model_alias: tuple[str, ...] = ()
     max_request_bytes: int = 64 * 2**20
@@ -209,6 +222,21 @@ class ServerConfig:
         for alias in self.model_alias:
             if "=" not in alias:
                 raise ConfigError(f"model_alias is {alias!r}; write NAME=SERVED")
+        if self.tls.ssl_certfile is None and self.tls.ssl_keyfile is not None:
+            raise ConfigError("ssl_keyfile is given without its ssl_certfile")
+
+
+def shown(config: Any) -> dict[str, Any]:
+    """A configuration tree as plain values; secrets that are set read ``***``."""
+    values: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            value = shown(value)
+        elif value and f.metadata.get("secret"):
+            value = "***"
+        values[f.name] = value
+    return values
 
 
 def _choice(config: object, name: str, *choices: str) -> None:

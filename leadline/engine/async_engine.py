@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 BUILD_ENGINE = "leadline.engine.launch:build_engine"
 # Seconds that a scrape of the metrics waits for a step to end.
-STATS_SECONDS = 1.0
+STATS_SECONDS = 0.25
 
 
 class _Stream:

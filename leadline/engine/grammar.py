@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from leadline.core.errors import BadRequest
 from leadline.core.request import Constraint
@@ -57,7 +57,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: TokenizerFile) -> None:
         path, vocab_size, eos_token_id = tokenizer
         self._file = tokenizer
-        self._tokenizer = LLTokenizer(str(path), n_vocab=vocab_size, eos_token=eos_token_id)
+        self._tokenizer = grammar_probe.read_tokenizer(str(path), vocab_size, eos_token_id)
         self._threads = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="grammar")
         self._idle_probes: list[_Probe] = []
         self._cache: OrderedDict[Constraint, Future[ConstraintState]] = OrderedDict()

@@ -26,10 +26,23 @@ MEMORY_BYTES = 8 * 2**30
 STACK_BYTES = 2**20
 
 
+def read_tokenizer(path: str, vocab_size: int, eos_token_id: int) -> LLTokenizer:
+    """The compiler's view of a ``tokenizer.json``: its added tokens are never text.
+
+    The files call few of them special, and a marker of tool calls that counted as the characters
+    of its name could stand in any string.
+    """
+    with open(path, encoding="utf-8") as file:
+        definition = json.load(file)
+    for token in definition["added_tokens"]:
+        token["special"] = True
+    return LLTokenizer(json.dumps(definition), n_vocab=vocab_size, eos_token=eos_token_id)
+
+
 def main() -> None:
     """Answer until the input ends."""
     path, vocab_size, eos_token_id, seconds = sys.argv[1:]
-    tokenizer = LLTokenizer(path, n_vocab=int(vocab_size), eos_token=int(eos_token_id))
+    tokenizer = read_tokenizer(path, int(vocab_size), int(eos_token_id))
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
         matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=LIMITS)

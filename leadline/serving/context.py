@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
-from leadline.core.errors import BadRequest
+from leadline.core.errors import BadRequest, ConfigError
+from leadline.serving.access import KeyRing
+from leadline.serving.admission import Admission
 from leadline.serving.metrics import ServingMetrics
+from leadline.serving.rate_limit import RateLimiter
 from leadline.text.encoding import ChatEncoder
+from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 # Below this many bytes, decoding and tokenising take less than handing them to a thread gains.
 _SMALL_BODY = 16 * 1024
+_MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +37,15 @@ class ModelInfo:
         root: the checkpoint's base name or hub id.
         max_model_len: tokens of prompt and answer together.
         vocab_size: the model's, which may be larger than the tokenizer's.
+        max_open: requests that the engine takes, running or waiting; 0 is no bound.
+        num_ranks: data parallel ranks, each with a prefix cache of its own.
     """
 
     root: str
     max_model_len: int
     vocab_size: int
+    max_open: int = 0
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +88,41 @@ class Caller:
 
 
 class Server:
-    """The parts of one API process; ``http.app.state.server`` in every endpoint."""
+    """The parts of one API process; ``http.app.state.server`` in every endpoint.
+
+    Args:
+        client: the engine.
+        tokenizer: of the model.
+        model: what clients may know of it.
+        config: the server's settings.
+        engine_settings: the engine's, as ``/server_info`` shows them.
+
+    Raises:
+        ConfigError: an alias of no model, or keys that cannot be read.
+    """
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, model: ModelInfo, config: ServerConfig
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        model: ModelInfo,
+        config: ServerConfig,
+        engine_settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.encoder = ChatEncoder(tokenizer)
+        profile = choose_profile(config.chat.effort_profile)
+        self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model
         self.config = config
-        self.model_names = config.served_model_name or (model.root.rstrip("/").split("/")[-1],)
+        served = config.served_model_name or (model.root.rstrip("/").split("/")[-1],)
+        self.model_names = (*served, *_aliases(config.model_alias, served))
+        self.engine_settings = engine_settings or {}
         self.created = int(time.time())
+        self.worker_id = f"{uuid.uuid4().hex[:12]}-0"  # replica and rank
+        self.keys = KeyRing(config.access)
+        limiter = RateLimiter(config.access, per_key=not self.keys.is_empty)
+        self.admission = Admission(model.max_open, limiter)
         self.metrics = ServingMetrics(self.model_names[0])
 
     def resolve_model(self, name: str | None) -> str:
@@ -112,10 +145,12 @@ class Server:
 
     def check_prompt(self, num_tokens: int, *, param: str) -> None:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
-        if num_tokens >= self.model.max_model_len:
+        limit = self.model.max_model_len
+        if num_tokens >= limit:
+            # Agents of both dialects look for these words to begin compaction.
             raise BadRequest(
-                f"this model's maximum context length is {self.model.max_model_len} tokens, but "
-                f"the prompt has {num_tokens} tokens and needs room for at least one more; "
+                f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum; this model's "
+                f"maximum context length is {limit} tokens and the answer needs at least one; "
                 f"shorten {param}",
                 param=param,
                 code="context_length_exceeded",
@@ -134,8 +169,49 @@ def server_of(http: Request) -> Server:
 
 
 def caller_of(http: Request) -> Caller:
-    """Who asks, from the request's headers."""
+    """Who asks, from the request's headers.
+
+    Raises:
+        BadRequest: a header's value cannot be used.
+    """
+    server, headers = server_of(http), http.headers
+    isolation = server.config.access.cache_isolation
+    names = (headers.get(name) for name in server.config.session_affinity_headers)
     return Caller(
         request_id=http.scope["state"]["request_id"],
-        session_id=http.headers.get("x-session-id"),
+        tenant=http.scope["state"]["key"] if isolation == "api-key" else None,
+        rank=_header_number(http, "X-data-parallel-rank", 0, server.model.num_ranks - 1),
+        session_id=headers.get("x-session-id"),
+        affinity=next((name for name in names if name), None),
+        timeout_seconds=_timeout_seconds(http, server.config.request_timeout),
+        isolates_users=isolation == "user",
     )
+
+
+def _timeout_seconds(http: Request, configured: float | None) -> float | None:
+    """The shorter one of the server's deadline and the client's."""
+    asked = _header_number(http, "X-Request-Timeout-Ms", 1, _MAX_TIMEOUT_MS)
+    timeouts = [configured, None if asked is None else asked / 1000]
+    return min((seconds for seconds in timeouts if seconds is not None), default=None)
+
+
+def _header_number(http: Request, name: str, low: int, high: int) -> int | None:
+    text = http.headers.get(name)
+    if text is None:
+        return None
+    # Longer than any limit: int() itself refuses thousands of digits.
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
+        raise BadRequest(
+            f"{name} is {text!r}; it must be a whole number from {low} to {high}", param=name
+        )
+    return int(text)
+
+
+def _aliases(given: Sequence[str], served: Sequence[str]) -> Iterator[str]:
+    for alias in given:
+        name, _, target = alias.partition("=")
+        if target not in served:
+            raise ConfigError(
+                f"model_alias is {alias!r}, but the served names are {', '.join(served)}"
+            )
+        yield name

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
-from leadline.core.request import EngineRequest, FinishReason, SamplingParams, TokenOutput
+from leadline.core.request import EngineRequest, FinishReason, TokenOutput
+from leadline.serving.admission import charge
 from leadline.serving.context import Server
 from leadline.serving.errors import GenerationFailed
 
@@ -45,29 +47,21 @@ class OutputReader(Protocol[Piece]):
     def push(self, output: TokenOutput) -> Piece: ...
 
 
-def choice_requests(
-    completion_id: str,
-    prompt_token_ids: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    first: int = 0,
-    session_key: str | None = None,
-    cache_salt: str | None = None,
-) -> list[EngineRequest]:
-    """One engine request for each of ``n`` choices, with seeds ``seed + i`` (serving-api 9.1)."""
-    prompt = tuple(prompt_token_ids)
-    requests = []
-    for i in range(sampling.n):
-        requests.append(
-            EngineRequest(
-                request_id=f"{completion_id}-{first + i}",
-                prompt_token_ids=prompt,
-                sampling=sampling.choice(i),
-                session_key=session_key,
-                cache_salt=cache_salt,
-            )
+def choice_requests(request: EngineRequest, *, first: int = 0) -> list[EngineRequest]:
+    """``request`` for each of its ``n`` choices, with seeds ``seed + i`` (serving-api 9.1).
+
+    Args:
+        request: what the choices share; their ids are its own with a number.
+        first: the number of the first one.
+    """
+    return [
+        replace(
+            request,
+            request_id=f"{request.request_id}-{first + i}",
+            sampling=request.sampling.choice(i),
         )
-    return requests
+        for i in range(request.sampling.n)
+    ]
 
 
 async def read_choice(
@@ -111,6 +105,7 @@ async def read_choice(
         raise
     finally:
         if reason is not None:
+            charge(len(request.prompt_token_ids) + reader.num_tokens)
             timer.finish(reason, reader.num_tokens)
 
 

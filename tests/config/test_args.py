@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ class DoorConfig:
         port: where to listen; 100% of ports
             are allowed.
         served_model_name: names that clients use.
+        colours: by part.
     """
 
     port: int = 8000
     served_model_name: tuple[str, ...] = ()
+    colours: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,81 @@ def test_auto_is_none_where_none_means_the_best() -> None:
     assert parse("--dtype", "auto") == {"dtype": "auto"}
 
 
-def test_a_tuple_takes_several_values() -> None:
-    assert parse("--served-model-name", "a", "b") == {"served_model_name": ["a", "b"]}
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--served-model-name", "a", "b"],
+        ["--served-model-name", "a", "--served-model-name=b"],
+        ["--served-model-name", '["a", "b"]'],
+        ["--served-model-name", '["a"]', "--served-model-name", "b"],
+    ],
+    ids=" ".join,
+)
+def test_a_tuple_takes_several_values_apart_repeated_or_as_json(argv: list[str]) -> None:
+    assert parse(*argv) == {"served_model_name": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (['--colours={"frame": "red"}'], {"frame": "red"}),
+        (["--colours.frame", "red"], {"frame": "red"}),
+        (["--colours.number_of_coats", "2"], {"number_of_coats": 2}),
+        (["--colours.frame=True", "--colours.a.b", "0.5"], {"frame": True, "a": {"b": 0.5}}),
+        (['--colours={"a": {"b": 1}}', "--colours.a.c", "x y"], {"a": {"b": 1, "c": "x y"}}),
+        (["--colours.a", "1", '--colours={"a": 2}'], {"a": 2}),
+    ],
+    ids=str,
+)
+def test_a_json_flag_takes_single_keys_too(argv: list[str], value: dict[str, Any]) -> None:
+    assert parse(*argv) == {"colours": value}
+
+
+SETTINGS = """
+port: 1
+max-num-seqs: 2
+served_model_name: [a, b]
+colours: {frame: red}
+exact-rounding: false
+debug_nonfinite: true
+max_model_len: 128k
+revision: null
+"""
+
+
+def test_a_file_gives_flags_and_environment_and_command_line_win(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text(SETTINGS)
+    environ = {"LEADLINE_PORT": "3", "LEADLINE_MAX_NUM_SEQS": "4"}
+    given = parse("--config", str(file), "--max-num-seqs", "5", environ=environ)
+    assert given == {
+        "port": 3,
+        "max_num_seqs": 5,
+        "served_model_name": ["a", "b"],
+        "colours": {"frame": "red"},
+        "exact_rounding": False,
+        "debug_nonfinite": True,
+        "max_model_len": 128 * 1024,
+    }
+    assert parse(environ={"LEADLINE_CONFIG": str(file)})["port"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "which is no mapping of flags to values"),
+        ("{", "which cannot be read"),
+        ("prot: 1", "unknown flag --prot; did you mean --port?"),
+        ("port: http", "--port: 'http' is not a whole number"),
+    ],
+    ids=str,
+)
+def test_a_bad_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        parse("--config", str(file))
+    assert str(file) in str(error.value)
 
 
 def test_positionals_may_stand_before_and_behind_flags() -> None:
@@ -149,6 +225,10 @@ def test_environment_gives_values_and_the_command_line_wins() -> None:
         (["--max-num"], {}, "unknown flag --max-num; did you mean --max-num-seqs?"),
         (["--max-num-seqs", "lots"], {}, "--max-num-seqs: 'lots' is not a whole number"),
         (["--max-num-seqs"], {}, "--max-num-seqs: expected one argument"),
+        (["--colours", "red"], {}, "--colours: 'red' is not a JSON object"),
+        (["--colours.frame"], {}, "--colours.frame: expected one argument"),
+        (["--served-model-name", "[1]"], {}, "--served-model-name: '[1]' is not a JSON list of"),
+        (["--config", "nowhere.yaml"], {}, "config is 'nowhere.yaml', which cannot be read"),
         (["--gpu-memory-utilization", "90%"], {}, "--gpu-memory-utilization: could not convert"),
         ([], {"LEADLINE_PORT": "http"}, "in the environment: --port: 'http' is not a whole"),
         ([], {"LEADLINE_EXACT_ROUNDING": "maybe"}, "LEADLINE_EXACT_ROUNDING is 'maybe'; write"),

@@ -38,12 +38,14 @@ def base_url() -> Iterator[str]:
         "127.0.0.1",
         "--port",
         str(port),
+        "--drain-delay",
+        "0",
     ]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
         for line in server.stderr:
-            if "Application startup complete" in line:
+            if "serves tiny at http" in line:
                 break
         else:
             pytest.fail("the server ended before it was ready")

@@ -63,7 +63,7 @@ def test_the_end_token_completes_a_grammar_that_could_go_on(compiler: GrammarCom
 def test_the_trigger_that_comes_decides_and_later_ones_are_tokens(
     compiler: GrammarCompiler,
 ) -> None:
-    constraint = Constraint(after=((THINK_END, 'start: "a" <tool> "b"'), (TOOL, 'start: "c"')))
+    constraint = Constraint(after=((THINK_END, 'start: "a" <[4]> "b"'), (TOOL, 'start: "c"')))
     state = start(compiler, constraint)
     state.accept(ids_of("zzz"))
     assert state.matcher is None

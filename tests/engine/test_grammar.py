@@ -4,13 +4,16 @@ import gc
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from leadline.core.errors import BadRequest
 from leadline.core.request import Constraint
 from leadline.engine import grammar
+from leadline.engine.constraint import TokenMasks
 from leadline.engine.grammar import GrammarCompiler
-from tests.grammars import write_tokenizer
+from tests.fakes import VOCAB_SIZE
+from tests.grammars import ID_OF, THINK_END, TOOL, write_tokenizer
 
 
 @pytest.fixture
@@ -96,3 +99,12 @@ def test_a_grammar_is_not_blamed_for_a_checking_process_that_was_killed(
     probe._process.kill()
     probe._process.wait()
     assert compiler.compile(Constraint('start: "b"')).result()
+
+
+def test_no_marker_is_text_whatever_its_file_says(compiler: GrammarCompiler) -> None:
+    state = compiler.compile(Constraint("start: /(?s:.*)/")).result()
+    assert state.matcher is not None
+    bits = TokenMasks().fill([state.matcher], VOCAB_SIZE).view(np.uint8)
+    allowed = set(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
+    assert set(ID_OF.values()) < allowed
+    assert not allowed & {THINK_END, TOOL}

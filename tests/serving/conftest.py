@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -30,6 +34,35 @@ class Rig:
     app: Starlette
     http: TestClient
     tokenizer: Tokenizer
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt that the engine got, with its markers."""
+        return self.tokenizer.decode(self.engine.requests[-1].prompt_token_ids)
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The whole answer to a body."""
+        reply = self.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def refuse(self, path: str, **body: Any) -> Any:
+        """The error that a body is answered by."""
+        reply = self.http.post(path, json=body)
+        assert 400 <= reply.status_code < 500, reply.text
+        return reply.json()["error"]
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream whose events have names, which are the types."""
+        reply = self.http.post(path, json={"stream": True} | body)
+        assert reply.status_code == 200, reply.text
+        found = []
+        for block in reply.text.split("\n\n")[:-1]:
+            name, _, data = block.partition("\n")
+            event = json.loads(data.removeprefix("data: "))
+            assert name == f"event: {event['type']}"
+            found.append(event)
+        return found
 
     def chat(self, **body: Any) -> Any:
         """The whole answer to a chat."""
@@ -55,7 +88,9 @@ MakeRig = Callable[..., Rig]
 def rig(tokenizer: Tokenizer) -> MakeRig:
     """Make a rig whose engine says a text or steps of ids; markers in the text are markers."""
 
-    def make(script: str | list[Step], *, end: bool = True, **config: Any) -> Rig:
+    def make(
+        script: str | list[Step], *, end: bool = True, max_model_len: int = 8192, **config: Any
+    ) -> Rig:
         steps: list[Step] = (
             [(token_id,) for token_id in tokenizer.encode(script)]
             if isinstance(script, str)
@@ -64,7 +99,8 @@ def rig(tokenizer: Tokenizer) -> MakeRig:
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
-        app = build_app(engine, tokenizer, MODEL_INFO, from_values(ServerConfig, config))
+        model_info = replace(MODEL_INFO, max_model_len=max_model_len)
+        app = build_app(engine, tokenizer, model_info, from_values(ServerConfig, config))
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make
@@ -74,3 +110,20 @@ def joined(chunks: list[Any], key: str, index: int = 0) -> str:
     """The text of one key over all chunks of one choice."""
     parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
     return "".join(part["delta"].get(key) or "" for part in parts)
+
+
+@contextmanager
+def serving(server: Rig) -> Iterator[str]:
+    """Serve on a free port; yields its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        config = uvicorn.Config(server.app, log_level="error", lifespan="off")
+        web = uvicorn.Server(config)
+        thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            web.should_exit = True
+            thread.join()

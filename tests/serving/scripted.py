@@ -34,6 +34,8 @@ class ScriptedEngine:
         refuse: raised by every ``submit`` instead of an answer.
         gate: an event that every step but the first waits for; None lets them run.
         is_dead: ``health`` and ``stats`` raise.
+        is_paused: what ``pause`` was told last.
+        died: what the server of it waits for; ``restart`` makes it live again.
         requests: what was submitted, in order.
         aborted: ids of the requests that were closed before their end.
     """
@@ -45,6 +47,8 @@ class ScriptedEngine:
     refuse: Exception | None = None
     gate: asyncio.Event | None = None
     is_dead: bool = False
+    is_paused: bool = False
+    died: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -57,10 +61,12 @@ class ScriptedEngine:
             for i, step in enumerate(self.script):
                 if self.gate is not None and i:
                     await self.gate.wait()
+                    if self.is_dead:
+                        raise EngineDead("the engine was shut down")
                 await asyncio.sleep(0)
                 if isinstance(step, BaseException):
                     raise step
-                output = self._output(request, tuple(step)[:num_left], num_left)
+                output = self._output(request, tuple(step)[:num_left], num_left, is_first=i == 0)
                 num_left -= len(output.token_ids)
                 yield output
                 if output.finish_reason is not None:
@@ -70,7 +76,9 @@ class ScriptedEngine:
             self.aborted.append(request.request_id)
             raise
 
-    def _output(self, request: EngineRequest, ids: tuple[int, ...], num_left: int) -> TokenOutput:
+    def _output(
+        self, request: EngineRequest, ids: tuple[int, ...], num_left: int, *, is_first: bool
+    ) -> TokenOutput:
         stops = set(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stops.add(self.eos)
@@ -90,6 +98,7 @@ class ScriptedEngine:
             stop_token_id=stop_token_id,
             num_cached_tokens=self.num_cached_tokens,
             num_replayed_tokens=self.num_replayed_tokens,
+            prompt_logprobs=_prompt_logprobs(request) if is_first else (),
         )
 
     async def abort(self, request_id: str) -> None:
@@ -114,13 +123,29 @@ class ScriptedEngine:
             raise EngineDead("the engine process has ended")
 
     async def pause(self, paused: bool) -> None:
-        raise NotImplementedError
+        self.is_paused = paused
 
     async def reset_prefix_cache(self) -> bool:
-        raise NotImplementedError
+        return True
+
+    async def restart(self) -> None:
+        self.is_dead = False
+        self.died.clear()
+
+    async def shutdown(self) -> None:
+        self.is_dead = True
+        if self.gate is not None:
+            self.gate.set()
 
     async def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         raise NotImplementedError
+
+
+def _prompt_logprobs(request: EngineRequest) -> tuple[TokenLogprobs | None, ...]:
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return ()
+    return (None, *(_logprobs(token_id, num_top) for token_id in request.prompt_token_ids[1:]))
 
 
 def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from leadline.core.client import EngineStats
+from leadline.core.errors import ConfigError
 from leadline.core.version import __version__
 from leadline.engine.metrics import COUNTERS
 from tests.serving.conftest import HELLO, MakeRig, Rig
@@ -121,3 +126,84 @@ def test_log_holds_a_prompt_only_when_asked(
     assert "stop, prompt" in caplog.text
     assert ("mysterious" in caplog.text) == enabled
     assert not any(word in caplog.text for word in ("secretly", "said"))
+
+
+@pytest.mark.parametrize(("stalled", "status"), [(0.0, 200), (299.0, 200), (301.0, 503)])
+def test_health_turns_503_when_a_step_hangs(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch, stalled: float, status: int
+) -> None:
+    async def stats() -> EngineStats:
+        return EngineStats(num_running=1, stalled_seconds=stalled)
+
+    server = rig("a", watchdog_timeout=300)
+    monkeypatch.setattr(server.engine, "stats", stats)
+    reply = server.http.get("/ping")
+    assert (reply.status_code, reply.content) == (status, b"")
+
+
+def test_item_85_aliases_are_models_too(rig: MakeRig) -> None:
+    server = rig(
+        "</think>a", served_model_name=("org/model",), model_alias=("deepseek-chat=org/model",)
+    )
+    listed = server.http.get("/v1/models").json()["data"]
+    assert [entry["id"] for entry in listed] == ["org/model", "deepseek-chat"]
+    assert server.http.get("/v1/models/deepseek-chat").json()["max_model_len"] == 8192
+    assert server.chat(model="deepseek-chat")["model"] == "deepseek-chat"
+    assert server.chat()["model"] == "org/model"
+
+
+def test_an_alias_of_no_model_is_refused(rig: MakeRig) -> None:
+    with pytest.raises(ConfigError, match="model_alias is 'a=other', but the served names are"):
+        rig("a", model_alias=("a=other",))
+
+
+def test_server_info_shows_settings_and_sizes(rig: MakeRig) -> None:
+    info = rig("a", port=1234).http.get("/server_info").json()
+    assert info["settings"]["server"]["port"] == 1234
+    assert info["cache"] == {"num_pages": 10, "page_size": 256, "num_slots": 4}
+    assert info["model"]["max_model_len"] == 8192
+
+
+def test_load_counts_open_requests(rig: MakeRig) -> None:
+    assert rig("a").http.get("/load").json() == {"server_load": 0}
+
+
+def test_the_administrator_pauses_and_resets(rig: MakeRig) -> None:
+    server = rig("a", admin_api_key="root", enable_admin_endpoints=True)
+    root = {"Authorization": "Bearer root"}
+    assert server.http.post("/pause", headers=root).json() == {"is_paused": True}
+    assert server.engine.is_paused
+    assert server.http.post("/resume", headers=root).json() == {"is_paused": False}
+    assert not server.engine.is_paused
+    assert server.http.post("/reset_prefix_cache", headers=root).json() == {"success": True}
+    assert server.http.get("/pause", headers=root).status_code == 405
+
+
+def test_answers_name_who_worked_on_them(rig: MakeRig) -> None:
+    server = rig("</think>a")
+    replies = [server.http.post("/v1/chat/completions", json={"messages": HELLO}) for _ in "ab"]
+    assert len({reply.headers["x-worker-id"] for reply in replies}) == 1
+    assert replies[0].headers["x-worker-id"].endswith("-0")
+
+
+def test_c56_two_requests_of_one_id_both_finish(rig: MakeRig) -> None:
+    server = rig("</think>a")
+
+    async def both() -> None:
+        gate = server.engine.gate = asyncio.Event()
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            same = {"X-Request-Id": "same"}
+            ask = http.post("/v1/chat/completions", json={"messages": HELLO}, headers=same)
+            other = http.post("/v1/chat/completions", json={"messages": HELLO}, headers=same)
+            replies = asyncio.gather(ask, other)
+            while len(server.engine.requests) < 2:
+                await asyncio.sleep(0)
+            gate.set()
+            for reply in await replies:
+                assert reply.json()["choices"][0]["message"]["content"] == "a"
+                assert reply.headers["x-request-id"] == "same"
+
+    asyncio.run(both())
+    first, second = server.engine.requests
+    assert first.request_id != second.request_id

@@ -43,10 +43,10 @@ def test_answer_splits_reasoning_from_content(rig: MakeRig) -> None:
     assert reply["model"] == "tiny"
 
 
-def test_reasoning_that_never_closes_is_all_reasoning(rig: MakeRig) -> None:
+def test_item_69_reasoning_that_never_closes_is_all_reasoning(rig: MakeRig) -> None:
     reply = rig("Hm, well and", end=False).chat()
     assert reply["choices"][0]["message"]["reasoning_content"] == "Hm, well and"
-    assert reply["choices"][0]["message"]["content"] == ""
+    assert reply["choices"][0]["message"]["content"] is None
     assert reply["choices"][0]["finish_reason"] == "length"
 
 
@@ -171,7 +171,7 @@ def test_turn_of_only_a_call_has_null_content(rig: MakeRig) -> None:
 def test_call_without_tools_is_withheld(rig: MakeRig, extra: dict[str, Any]) -> None:
     server = rig(CALL)
     choice = server.chat(**extra)["choices"][0]
-    assert choice["message"]["content"] == "On it."
+    assert choice["message"]["content"].strip() == "On it."
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
     assert "get_weather" not in server.tokenizer.decode(server.engine.requests[0].prompt_token_ids)
@@ -307,10 +307,14 @@ def test_max_tokens_is_lowered_to_the_context(
     assert request.sampling.max_tokens == (left if limit == "rest" else limit)
 
 
-def test_unknown_fields_and_nulls_are_ignored(rig: MakeRig) -> None:
+def test_c26_unknown_fields_and_nulls_are_ignored(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
     unknown: dict[str, Any] = {f"unknown_{i}": {"x": [i]} for i in range(20)}
+    caplog.set_level("DEBUG", "leadline.serving.body")
     nulls = dict.fromkeys(("temperature", "top_p", "n", "stop", "tools", "seed", "guided_json"))
     assert rig("a</think>b").chat(**unknown, **nulls, store=True, user="me", metadata={"a": 1})
+    assert "unknown_0, unknown_1, unknown_10" in caplog.text
 
 
 def test_sampling_fields_reach_the_engine(rig: MakeRig) -> None:

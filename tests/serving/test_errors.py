@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded
+from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
 from tests.serving.conftest import HELLO, MakeRig
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -99,31 +99,31 @@ CASES: dict[str, tuple[str, Any, int, str | None, str | None, str]] = {
     ),
     "tool-name": (
         CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-        400, "invalid_value", None, "tools[0].function.name",
+        400, "invalid_value", "tools[0]", "'a b'",
     ),
     "tool_choice": (
-        CHAT, {"tools": [TOOL], "tool_choice": "required"},
-        400, "not_supported", "tool_choice", "structured output constraints do not exist yet",
+        CHAT, {"tools": [TOOL], "tool_choice": "always"},
+        400, "invalid_value", "tool_choice", "'always'",
     ),
     "response_format": (
-        CHAT, {"response_format": {"type": "json_object"}},
-        400, "not_supported", "response_format", "structured output constraints do not exist yet",
+        CHAT, {"response_format": {"type": "poem"}},
+        400, "invalid_value", "response_format.type", "'poem'",
     ),
     "structured_outputs": (
-        CHAT, {"structured_outputs": {"json": {}}},
-        400, "not_supported", "structured_outputs", "structured output constraints",
+        CHAT, {"structured_outputs": {"json": {}, "regex": "a"}},
+        400, "invalid_value", "structured_outputs", "it has json, regex",
     ),
     "guided_json": (
         CHAT, {"guided_json": {"type": "object"}},
         400, "not_supported", "guided_json", "structured_outputs",
     ),
     "prompt_logprobs": (
-        CHAT, {"prompt_logprobs": 1}, 400, "not_supported", "prompt_logprobs", "prompt tokens",
+        CHAT, {"prompt_logprobs": 21}, 400, "invalid_value", "prompt_logprobs", "prompt_logprobs",
     ),
     "chat_template": (CHAT, {"chat_template": "x"}, 400, "not_supported", "chat_template", ""),
     "thinking-budget": (
-        CHAT, {"thinking_token_budget": 5},
-        400, "not_supported", "thinking_token_budget", "do not exist yet",
+        CHAT, {"thinking_token_budget": -2},
+        400, "invalid_value", "thinking_token_budget", "-2",
     ),
     "prompt-missing": (COMPLETIONS, b"{}", 400, "invalid_value", "prompt", "missing"),
     "prompt-empty": (COMPLETIONS, {"prompt": ""}, 400, "invalid_value", "prompt", "empty"),
@@ -132,12 +132,10 @@ CASES: dict[str, tuple[str, Any, int, str | None, str | None, str]] = {
     "prompt-id": (COMPLETIONS, {"prompt": [1024]}, 400, "invalid_value", "prompt", "1024"),
     "prompt-long": (
         COMPLETIONS, {"prompt": [5] * 8192},
-        400, "context_length_exceeded", "prompt", "the prompt has 8192 tokens",
+        400, "context_length_exceeded", "prompt", "8192 tokens > 8191 maximum",
     ),
     "best_of": (COMPLETIONS, {"best_of": 2}, 400, "invalid_value", "best_of", "2"),
-    "echo-logprobs": (
-        COMPLETIONS, {"echo": True, "logprobs": 1}, 400, "not_supported", "echo", "prompt tokens",
-    ),
+    "no-tokens": (COMPLETIONS, {"max_tokens": 0}, 400, "invalid_value", "max_tokens", "echo"),
     "no-such-path": ("/v1/nothing", {}, 404, None, None, "/v1/nothing"),
     "doubled-v1": ("/v1/v1/chat/completions", {}, 404, None, None, "one /v1"),
 }  # fmt: skip
@@ -169,7 +167,7 @@ def test_wrong_method_names_the_right_one(rig: MakeRig) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}],
+    [{"Content-Type": "text/plain"}, {"Content-Encoding": "br"}],
     ids=["type", "encoding"],
 )
 def test_other_content_is_415(rig: MakeRig, headers: dict[str, str]) -> None:
@@ -223,6 +221,21 @@ def test_engine_death_in_a_stream_is_an_event_and_then_done(rig: MakeRig) -> Non
             "code": "internal_error",
         }
     }
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_deadline_before_the_first_token_is_504(rig: MakeRig, stream: bool) -> None:
+    server = rig([RequestTimeout("it took longer than 2 s")], end=False)
+    reply = server.http.post(CHAT, json={"messages": HELLO, "stream": stream})
+    assert reply.status_code == 504
+    error = reply.json()["error"]
+    assert (error["type"], error["code"]) == ("timeout_error", "request_timeout")
+
+
+def test_a_deadline_in_a_stream_is_an_event(rig: MakeRig) -> None:
+    server = rig([(66,), RequestTimeout("it took longer than 2 s")], end=False)
+    chunks = server.stream(thinking={"type": "disabled"})
+    assert chunks[-1]["error"]["code"] == "request_timeout"
 
 
 def test_unexpected_error_hides_its_text(rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import openai
+import pydantic
 import pytest
-import uvicorn
 
-from tests.serving.conftest import HELLO, MakeRig, Rig
+from tests.serving.conftest import HELLO, MakeRig, Rig, serving
 from tests.serving.test_chat import CALL, TOOLS
 
 
 @contextmanager
 def listening(server: Rig) -> Iterator[openai.OpenAI]:
     """Serve on a free port; yields a client of it."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        config = uvicorn.Config(server.app, log_level="error", lifespan="off")
-        web = uvicorn.Server(config)
-        thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{port}/v1"
-            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-                yield client
-        finally:
-            web.should_exit = True
-            thread.join()
+    with (
+        serving(server) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def test_chat_whole_and_streamed(rig: MakeRig) -> None:
@@ -81,3 +70,55 @@ def test_client_that_closes_its_stream_aborts(rig: MakeRig) -> None:
         next(iter(stream))
         stream.close()
     assert server.engine.aborted == [server.engine.requests[0].request_id]
+
+
+class Forecast(pydantic.BaseModel):
+    city: str
+    degrees: int
+
+
+FORECAST = 'Hm</think>{"city": "Oslo", "degrees": 3}'
+
+
+def test_parse_with_a_strict_schema(rig: MakeRig) -> None:
+    server = rig(FORECAST)
+    with listening(server) as client:
+        reply = client.chat.completions.parse(
+            model="tiny", messages=HELLO, response_format=Forecast
+        )
+        assert reply.choices[0].message.parsed == Forecast(city="Oslo", degrees=3)
+        with client.chat.completions.stream(
+            model="tiny", messages=HELLO, response_format=Forecast
+        ) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.parsed == Forecast(city="Oslo", degrees=3)
+        parsed = client.responses.parse(model="tiny", input="Hi", text_format=Forecast)
+        assert parsed.output_parsed == Forecast(city="Oslo", degrees=3)
+    assert all(request.constraint for request in server.engine.requests)
+
+
+def test_tool_loop_over_responses(rig: MakeRig) -> None:
+    server = rig(CALL)
+    tool: Any = {"type": "function", **TOOLS[0]["function"]}
+    with listening(server) as client:
+        with client.responses.stream(model="tiny", input="Weather?", tools=[tool]) as stream:
+            types = [event.type for event in stream]
+            final = stream.get_final_response()
+        assert types[-1] == "response.completed"
+        assert final.output_text == "On it."
+        call: Any = final.output[-1]
+        assert call.arguments == '{"city": "Oslo 2>&1", "days": 3}'
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        items: Any = [{"role": "user", "content": "Weather?"}]
+        items += [item.to_dict() for item in final.output]
+        client.responses.create(model="tiny", input=[*items, result], tools=[tool])
+    assert "<think>let me see</think>On it.\n\n<｜DSML｜ calls>" in server.prompt
+    assert "<tool_result>3</tool_result>" in server.prompt
+
+
+def test_stored_responses(rig: MakeRig) -> None:
+    with listening(rig("Hm</think>Hello", enable_responses_store=True)) as client:
+        reply = client.responses.create(model="tiny", input="Hi")
+        assert client.responses.retrieve(reply.id).output_text == "Hello"
+        more = client.responses.create(model="tiny", input="Hi", previous_response_id=reply.id)
+        assert more.previous_response_id == reply.id

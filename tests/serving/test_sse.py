@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx2
 import pytest
+from openai import AsyncOpenAI
 from starlette.types import Message
 
 from leadline.core.errors import EngineOverloaded
@@ -127,3 +131,47 @@ def test_line_separators_are_escaped(rig: MakeRig) -> None:
     )
     assert "\u2028" not in reply.text
     assert "\\u2028" in reply.text
+
+
+def test_c47_official_client_ignores_comments(rig: MakeRig) -> None:
+    async def test(server: Rig, gate: asyncio.Event) -> None:
+        transport = httpx2.ASGITransport(app=server.app)
+        async with httpx2.AsyncClient(transport=transport) as http:
+            client = AsyncOpenAI(api_key="k", base_url="http://test/v1", http_client=http)
+            asyncio.get_running_loop().call_later(0.02, gate.set)
+            stream = await client.chat.completions.create(
+                model="", messages=HELLO, stream=True, extra_body=BODY
+            )
+            chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == "A"
+
+    [a] = rig("").tokenizer.encode("A")
+    with_gate(test, rig([(), (a,)], sse_keep_alive_interval=0.001))
+
+
+def test_r14_a_thousand_clients_leave_at_random_and_nothing_stays_behind(rig: MakeRig) -> None:
+    draw = random.Random(14)
+
+    async def leave_after(connection: Connection, num_turns: int) -> None:
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        connection.leave.set()
+        await connection.task
+
+    async def test(server: Rig, gate: asyncio.Event) -> None:
+        gate.set()
+        for _ in range(20):
+            bodies = [{"stream": draw.random() < 0.5, "n": draw.choice((1, 2))} for _ in range(50)]
+            await asyncio.gather(
+                *(leave_after(Connection(server, body), draw.randrange(300)) for body in bodies)
+            )
+
+    server = rig("abcdefghijklmnop")
+    with_gate(test, server)
+    admission = server.app.state.server.admission
+    assert admission.num_open == 0
+    text = server.http.get("/metrics").text
+    ended = dict(re.findall(r'request_success_total\{.*reason="(\w+)".*\} (\d+)', text))
+    assert sum(map(int, ended.values())) == len(server.engine.requests)
+    assert int(ended["abort"]) > 0, "some left before the end"
+    assert int(ended["stop"]) > 0, "and some after it"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
+from leadline.engine.grammar_probe import read_tokenizer
 from leadline.text.tokenizer import Tokenizer
 
 DSML = "｜DSML｜"
@@ -19,11 +19,10 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        definition = json.loads(tokenizer.path.read_text(encoding="utf-8"))
-        self.added_ids = {token["id"] for token in definition["added_tokens"]}
-        for token in definition["added_tokens"]:
-            token["special"] = True
-        self._tokenizer = LLTokenizer(json.dumps(definition), eos_token=tokenizer.eos_token_id)
+        self.added_ids = tokenizer.added_ids
+        self._tokenizer = read_tokenizer(
+            str(tokenizer.path), tokenizer.vocab_size, tokenizer.eos_token_id
+        )
         self.dsml = tokenizer.marker_id(DSML)
         self.eos = tokenizer.eos_token_id
 

@@ -1,12 +1,12 @@
-"""Answer objects of the OpenAI endpoints (serving-api 5.3, 6, 9.3, 10, 13.3)."""
+"""Answer objects of the OpenAI endpoints (serving-api 5.3, 6, 10, 13.3)."""
 
 from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from leadline.core.request import TokenOutput
 from leadline.core.version import __version__
-from leadline.text.output_parser import ToolCallDelta
+from leadline.serving.openai.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+from leadline.serving.usage import TokenCounts
 
 FINGERPRINT = f"leadline-{__version__}"
 
@@ -28,7 +28,7 @@ class CompletionDetails(Struct):
 
 
 class Usage(Struct):
-    """Token counts of one answer (serving-api 13.3)."""
+    """Token counts of one answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,54 +38,38 @@ class Usage(Struct):
     prompt_cache_hit_tokens: int
     prompt_cache_miss_tokens: int
 
-
-class UsageMeter:
-    """Counts tokens over the choices of one answer; every prompt counts once."""
-
-    def __init__(self) -> None:
-        self._num_prompt = self._num_cached = self._num_replayed = 0
-
-    def admit(self, output: TokenOutput, num_prompt_tokens: int) -> None:
-        """Note the first output of a prompt's first choice."""
-        self._num_prompt += num_prompt_tokens
-        self._num_cached += output.num_cached_tokens
-        self._num_replayed += output.num_replayed_tokens
-
-    def usage(self, num_completion: int, num_reasoning: int = 0) -> Usage:
-        """The counts so far, with those of all choices together."""
-        return Usage(
-            prompt_tokens=self._num_prompt,
-            completion_tokens=num_completion,
-            total_tokens=self._num_prompt + num_completion,
-            prompt_tokens_details=PromptDetails(self._num_cached, self._num_replayed),
-            completion_tokens_details=CompletionDetails(num_reasoning),
-            prompt_cache_hit_tokens=self._num_cached,
-            prompt_cache_miss_tokens=self._num_prompt - self._num_cached,
+    @classmethod
+    def of(cls, counts: TokenCounts) -> Usage:
+        """The counts under OpenAI's and DeepSeek's names."""
+        return cls(
+            prompt_tokens=counts.prompt,
+            completion_tokens=counts.completion,
+            total_tokens=counts.prompt + counts.completion,
+            prompt_tokens_details=PromptDetails(counts.cached, counts.replayed),
+            completion_tokens_details=CompletionDetails(counts.reasoning),
+            prompt_cache_hit_tokens=counts.cached,
+            prompt_cache_miss_tokens=counts.prompt - counts.cached,
         )
 
 
-class TopLogprob(Struct):
-    """One token and its log-probability."""
+class FunctionDelta(Struct, omit_defaults=True):
+    """Name (in a call's first delta) and a fragment of the arguments."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(TopLogprob):
-    """A sampled token, with the most likely ones beside it."""
-
-    top_logprobs: list[TopLogprob]
+    arguments: str
+    name: str | None = None
 
 
-class ChatLogprobs(Struct):
-    """Entries of every generated token: reasoning, content and tool markup alike (9.3)."""
+class ToolCallDelta(Struct, omit_defaults=True):
+    """A piece of one tool call; id and type come with the first."""
 
-    content: list[TokenLogprob]
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
 
 
 class ChatDelta(Struct, omit_defaults=True):
-    """Wire form of one delta; reasoning goes by both names that clients read (C30)."""
+    """One delta of a stream: the role, or one kind of payload."""
 
     role: str | None = None
     content: str | None = None
@@ -102,6 +86,7 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -113,6 +98,7 @@ class ChatChunk(Struct):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -149,6 +135,7 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -160,16 +147,9 @@ class ChatCompletion(Struct):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: str = "chat.completion"
-
-
-class CompletionLogprobs(Struct):
-    """The old layout: four lists of equal length."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
 
 
 class CompletionChoice(Struct):
@@ -180,6 +160,9 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
     def extend(self, part: CompletionChoice) -> None:
         """Append the next part of the same choice."""
@@ -187,10 +170,15 @@ class CompletionChoice(Struct):
         if self.logprobs is None:
             self.logprobs = part.logprobs
         elif part.logprobs is not None:
-            self.logprobs.tokens += part.logprobs.tokens
-            self.logprobs.token_logprobs += part.logprobs.token_logprobs
-            self.logprobs.top_logprobs += part.logprobs.top_logprobs
-            self.logprobs.text_offset += part.logprobs.text_offset
+            self.logprobs.extend(part.logprobs)
+        if part.prompt_logprobs is not UNSET:
+            self.prompt_logprobs = part.prompt_logprobs
+        if part.prompt_token_ids is not UNSET:
+            self.prompt_token_ids = part.prompt_token_ids
+        if self.token_ids is UNSET:
+            self.token_ids = part.token_ids
+        elif part.token_ids is not UNSET:
+            self.token_ids += part.token_ids
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
 
 

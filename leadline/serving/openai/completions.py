@@ -6,237 +6,197 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leadline.core.errors import BadRequest
-from leadline.core.request import EngineRequest, SamplingParams
+from leadline.core.request import EngineRequest, TokenOutput
 from leadline.serving.body import decode_body
 from leadline.serving.context import Caller, Server
 from leadline.serving.dialect import event
+from leadline.serving.endpoint import respond
 from leadline.serving.generation import Step, choice_requests, merge, read_choice
-from leadline.serving.openai.answers import (
-    FINGERPRINT,
-    Completion,
-    CompletionChoice,
-    Usage,
-    UsageMeter,
-)
-from leadline.serving.openai.endpoint import respond
-from leadline.serving.openai.logprobs import completion_logprobs, shown_entries
+from leadline.serving.logprobs import shown_entries
+from leadline.serving.openai.answers import FINGERPRINT, Completion, CompletionChoice, Usage
+from leadline.serving.openai.completion_prompts import completion_requests
+from leadline.serving.openai.logprobs import CompletionLogprobs, LogprobWriter
 from leadline.serving.openai.schema import CompletionRequest
+from leadline.serving.templates import BLANK, event_template, json_text
+from leadline.serving.usage import UsageMeter
 from leadline.text.detokenizer import TextOutput
-from leadline.text.tokenizer import FIM_BEGIN, FIM_END, FIM_HOLE
-
-_MAX_PROMPTS = 1024
-_MAX_LOGPROBS = 20
-_DEFAULT_MAX_TOKENS = 16
+from leadline.text.tokenizer import Tokenizer
 
 
 async def completions(http: Request) -> Response:
     """Continue raw prompts, whole or as a stream."""
-    return await respond(http, CompletionCall.parse, CompletionAnswer)
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionCall:
-    """A request that was checked and encoded.
-
-    Attributes:
-        prompts: ids of each prompt, and the sampling with its own ``max_tokens``.
-    """
-
-    body: CompletionRequest
-    model: str
-    prompts: list[tuple[list[int], SamplingParams]]
-    session_key: str | None
-
-    @classmethod
-    def parse(cls, server: Server, raw: bytes, caller: Caller) -> CompletionCall:
-        """Check and encode a body.
-
-        Raises:
-            BadRequest: it cannot be served as it stands.
-        """
-        body = decode_body(raw, CompletionRequest)
-        model = server.resolve_model(body.model)
-        body.refuse_missing_features()
-        body.check_cache_salt()
-        if body.best_of is not None and body.best_of > (body.n or 1):
-            raise BadRequest(
-                f"best_of is {body.best_of}; more choices than n ({body.n or 1}) are not ranked",
-                param="best_of",
-            )
-        if body.logprobs is not None and not 0 <= body.logprobs <= _MAX_LOGPROBS:
-            raise BadRequest(
-                f"logprobs is {body.logprobs}; it must lie in 0..{_MAX_LOGPROBS}", param="logprobs"
-            )
-        if body.echo and body.logprobs is not None:
-            raise BadRequest(
-                "echo with logprobs: log-probabilities of prompt tokens do not exist yet",
-                param="echo",
-                code="not_supported",
-            )
-        limit = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        if limit < 1:
-            raise BadRequest(f"max_tokens is {limit}; it must be at least 1", param="max_tokens")
-        prompts = []
-        for token_ids in _prompts(body, server):
-            server.check_prompt(len(token_ids), param="prompt")
-            sampling = body.sampling(
-                max_tokens=min(limit, server.model.max_model_len - len(token_ids)),
-                logprobs=body.logprobs,
-                vocab_size=server.model.vocab_size,
-            )
-            prompts.append((token_ids, sampling))
-        return cls(
-            body,
-            model,
-            prompts,
-            caller.session_key(session_id=body.session_id, prompt_cache_key=body.prompt_cache_key),
-        )
-
-
-def _prompts(body: CompletionRequest, server: Server) -> list[list[int]]:
-    """Ids of every prompt: a string, strings, ids, or lists of ids."""
-    given = body.prompt
-    if isinstance(given, str):
-        prompts: list[str | list[int]] = [given]
-    elif given and all(isinstance(item, int) for item in given):
-        prompts = [[item for item in given if isinstance(item, int)]]
-    else:
-        prompts = [item for item in given if not isinstance(item, int)]
-        if len(prompts) < len(given):
-            raise BadRequest("prompt mixes ids with other items", param="prompt")
-    if not 1 <= len(prompts) <= _MAX_PROMPTS:
-        raise BadRequest(
-            f"prompt holds {len(prompts)} prompts; it must be 1 to {_MAX_PROMPTS}", param="prompt"
-        )
-    return [_prompt_ids(prompt, body, server) for prompt in prompts]
-
-
-def _prompt_ids(prompt: str | list[int], body: CompletionRequest, server: Server) -> list[int]:
-    if not prompt:
-        raise BadRequest("prompt is empty; it needs at least one token", param="prompt")
-    if isinstance(prompt, list):
-        for token_id in prompt:
-            if not 0 <= token_id < server.model.vocab_size:
-                raise BadRequest(
-                    f"prompt has id {token_id}, outside the vocabulary of "
-                    f"{server.model.vocab_size}",
-                    param="prompt",
-                )
-        return prompt
-    tokenizer = server.tokenizer
-    if body.suffix is not None:
-        if not tokenizer.has_markers(FIM_BEGIN, FIM_HOLE, FIM_END):
-            raise BadRequest(
-                "suffix: the tokenizer has no fill-in-the-middle markers",
-                param="suffix",
-                code="not_supported",
-            )
-        prompt = f"{FIM_BEGIN}{prompt}{FIM_HOLE}{body.suffix}{FIM_END}"
-    encode = tokenizer.encode if body.add_special_tokens is False else tokenizer.encode_prompt
-    return encode(prompt)
+    return await respond(http, CompletionAnswer)
 
 
 class _Choice:
     """One choice while it runs."""
 
-    def __init__(self, server: Server, request: EngineRequest, index: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, body: CompletionRequest, request: EngineRequest, index: int
+    ) -> None:
         self.index = index
         self.request = request
-        self.reader = TextOutput(server.tokenizer, request.sampling)
         self.started = False
-        self._tokenizer = server.tokenizer
+        self.reader = TextOutput(tokenizer, request.sampling)
+        self._body = body
+        self._tokenizer = tokenizer
+        self._writer = LogprobWriter(tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._text_offset = 0
+
+    def prologue(self, output: TokenOutput) -> CompletionChoice:
+        """What comes before the answer: the echoed prompt, and what was asked of its tokens."""
+        part = CompletionChoice(self.index, "")
+        ids, entries = self.request.prompt_token_ids, output.prompt_logprobs
+        if self._body.echo:
+            hidden = self._tokenizer.special_ids
+            part.text = self._tokenizer.decode([i for i in ids if i not in hidden])
+            if self._body.logprobs is not None:
+                part.logprobs = self._writer.completion(ids, entries, offset=0, hidden=hidden)
+            self._text_offset = len(part.text)
+        if self._body.prompt_logprobs is not None:
+            part.prompt_logprobs = self._writer.prompt(entries)
+        if self._body.return_token_ids:
+            part.prompt_token_ids = ids
+        return part
 
     def part(self, step: Step[str]) -> CompletionChoice:
         """What a step adds to the choice."""
-        logprobs = None
-        if step.output.logprobs:
-            entries = shown_entries(
-                step.output, step.num_tokens, self.request.sampling, self._tokenizer
-            )
-            logprobs = completion_logprobs(entries, self._tokenizer, text_offset=self._text_offset)
-            self._text_offset += sum(map(len, logprobs.tokens))
-        stop_reason = None if step.finish_reason is None else self.reader.stop_reason
-        return CompletionChoice(self.index, step.piece, logprobs, step.finish_reason, stop_reason)
+        part = CompletionChoice(
+            self.index, step.piece, self._logprobs(step), finish_reason=step.finish_reason
+        )
+        if step.finish_reason is not None:
+            part.stop_reason = self.reader.stop_reason
+        if self._body.return_token_ids:
+            part.token_ids = list(step.output.token_ids[: step.num_tokens])
+        return part
 
-    def echo(self) -> CompletionChoice:
-        """The prompt as the beginning of the answer."""
-        ids = self.request.prompt_token_ids
-        shown = [token_id for token_id in ids if token_id not in self._tokenizer.special_ids]
-        return CompletionChoice(self.index, self._tokenizer.decode(shown))
+    def _logprobs(self, step: Step[str]) -> CompletionLogprobs | None:
+        if self._body.logprobs is None or not step.num_tokens:
+            return None
+        entries = shown_entries(
+            step.output, step.num_tokens, self.request.sampling, self._tokenizer
+        )
+        ids = [entry.token_id for entry in entries]
+        logprobs = self._writer.completion(ids, entries, offset=self._text_offset)
+        self._text_offset += sum(len(self._tokenizer.decode((i,))) for i in ids)
+        return logprobs
 
 
 class CompletionAnswer:
-    """The answer to one call, as a stream or whole; choices are numbered prompt by prompt."""
+    """The answer to one request; choices are numbered prompt by prompt.
 
-    def __init__(self, server: Server, call: CompletionCall, log_id: str) -> None:
-        self._id = f"cmpl-{uuid.uuid4().hex}"
+    Raises:
+        BadRequest: the body cannot be served as it stands.
+    """
+
+    def __init__(self, server: Server, raw: bytes, caller: Caller) -> None:
+        body = decode_body(raw, CompletionRequest)
+        self._body = body
+        self._config = server.config.chat
+        self._model = server.resolve_model(body.model)
+        requests = completion_requests(server, body, caller)
+        self.is_stream = bool(body.stream)
+        self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._call = call
         self._meter = UsageMeter()
-        self._n = call.prompts[0][1].n
+        self._n = requests[0].sampling.n
         self._choices: list[_Choice] = []
-        for token_ids, sampling in call.prompts:
-            first = len(self._choices)
-            for request in choice_requests(
-                self._id,
-                token_ids,
-                sampling,
-                first=first,
-                session_key=call.session_key,
-                cache_salt=call.body.cache_salt,
-            ):
-                self._choices.append(_Choice(server, request, len(self._choices)))
+        for request in requests:
+            for own in choice_requests(request):
+                self._choices.append(_Choice(server.tokenizer, body, own, len(self._choices)))
         self._streams = [
-            read_choice(server, choice.request, choice.reader, log_id) for choice in self._choices
+            read_choice(server, choice.request, choice.reader, caller.request_id)
+            for choice in self._choices
         ]
         server.metrics.params_n.observe(self._n)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; one item holds what one output of the engine gave."""
-        usage: Usage | UnsetType | None = None if self._call.body.include_usage else UNSET
-        async with aclosing(self._parts()) as parts:
+        """Server-sent events, one for each part that a client can see."""
+        counts_on = self._body.continuous_usage
+        has_usage = self._body.include_usage or self._config.enable_force_include_usage
+        usage: Usage | UnsetType | None = None if has_usage else UNSET
+        writer = _PartWriter(self._completion([], usage))
+        interval = self._body.stream_interval or self._config.stream_interval
+        async with aclosing(_batched(self._parts(), interval)) as parts:
             async for part in parts:
-                if self._call.body.continuous_usage:
-                    usage = self._usage()
-                if part.text or part.finish_reason is not None:
-                    yield event(self._completion([part], usage))
-        if self._call.body.include_usage:
+                is_last = part.finish_reason is not None
+                if not part.text and not is_last:
+                    continue
+                if counts_on or (is_last and self._config.usage_in_final_chunk):
+                    yield event(self._completion([part], self._usage()))
+                else:
+                    yield writer.event(part)
+        if has_usage:
             yield event(self._completion([], self._usage()))
 
     async def whole(self) -> Completion:
         """The same parts, joined."""
         choices = [CompletionChoice(choice.index, "") for choice in self._choices]
         async with aclosing(self._parts()) as parts:
-            async for part in parts:
+            async for part, _ in parts:
                 choices[part.index].extend(part)
         return self._completion(choices, self._usage())
 
-    async def _parts(self) -> AsyncGenerator[CompletionChoice, None]:
+    async def _parts(self) -> AsyncGenerator[tuple[CompletionChoice, int], None]:
+        """Parts of the choices as they come, with the number of tokens in each."""
         async with aclosing(merge(self._streams)) as steps:
             async for index, step in steps:
                 choice = self._choices[index]
-                if not choice.started:
+                if choice.started:
+                    part = choice.part(step)
+                else:
                     choice.started = True
                     if index % self._n == 0:
                         self._meter.admit(step.output, len(choice.request.prompt_token_ids))
-                    if self._call.body.echo:
-                        yield choice.echo()
-                yield choice.part(step)
+                    part = choice.prologue(step.output)
+                    part.extend(choice.part(step))
+                yield part, step.num_tokens
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
     ) -> Completion:
-        return Completion(
-            self._id, self._created, self._call.model, FINGERPRINT, choices, usage=usage
-        )
+        return Completion(self._id, self._created, self._model, FINGERPRINT, choices, usage=usage)
 
     def _usage(self) -> Usage:
-        return self._meter.usage(sum(choice.reader.num_tokens for choice in self._choices))
+        return Usage.of(self._meter.counts(sum(c.reader.num_tokens for c in self._choices)))
+
+
+class _PartWriter:
+    """Events of parts; one that is only text fills a template."""
+
+    def __init__(self, frame: Completion) -> None:
+        self._frame = frame
+        self._templates: dict[int, bytes] = {}
+
+    def event(self, part: CompletionChoice) -> bytes:
+        if part.logprobs is None and part.token_ids is UNSET and part.finish_reason is None:
+            if part.index not in self._templates:
+                self._frame.choices = [CompletionChoice(part.index, BLANK)]
+                self._templates[part.index] = event_template(self._frame)
+            return self._templates[part.index] % json_text(part.text)
+        self._frame.choices = [part]
+        return event(self._frame)
+
+
+async def _batched(
+    parts: AsyncGenerator[tuple[CompletionChoice, int], None], interval: int
+) -> AsyncGenerator[CompletionChoice, None]:
+    """Parts of ``interval`` tokens; the first and the last of a choice come at once."""
+    held: dict[int, CompletionChoice] = {}
+    num_held: dict[int, int] = {}
+    async with aclosing(parts):
+        async for part, num_tokens in parts:
+            index = part.index
+            if index in held:
+                held[index].extend(part)
+            else:
+                held[index] = part
+            num_held[index] = num_held.get(index, interval) + num_tokens
+            if num_held[index] >= interval or part.finish_reason is not None:
+                num_held[index] = 0
+                yield held.pop(index)

@@ -1,0 +1,1 @@
+"""The Messages dialect (serving-api 8)."""

@@ -1,0 +1,175 @@
+"""Content blocks -> chat messages (serving-api 8)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from leadline.core.errors import BadRequest
+
+logger = logging.getLogger(__name__)
+
+# Other vendors' hosted tools: what they found is in the text that follows.
+_SKIPPED = (
+    "redacted_thinking",
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+)
+
+
+def system_message(system: str | Sequence[Any]) -> dict[str, Any]:
+    """The system texts as one message."""
+    return {"role": "system", "content": _texts(system, "system")}
+
+
+def chat_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Messages in the form of chats; a last one of the assistant is to be continued (2.5).
+
+    Raises:
+        BadRequest: an unknown role or block, with its path.
+    """
+    plain: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise BadRequest(f"{where} is {message!r}; a message is an object", param=where)
+        role, content = message.get("role"), message.get("content")
+        if role == "assistant":
+            plain.append(_assistant(content, f"{where}.content"))
+        elif role == "user":
+            plain += _user(content, f"{where}.content")
+        elif role == "system":
+            plain.append({"role": "system", "content": _texts(content, f"{where}.content")})
+        else:
+            raise BadRequest(
+                f"{where}.role is {role!r}; choose user, assistant or system",
+                param=f"{where}.role",
+            )
+    if plain and plain[-1]["role"] == "assistant" and "tool_calls" not in plain[-1]:
+        plain[-1]["prefix"] = True
+    return plain
+
+
+def _assistant(content: Any, where: str) -> dict[str, Any]:
+    texts: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block, path in _blocks(content, where):
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(_string(block, "thinking", path))
+            case "tool_use":
+                calls.append(_call(block, path))
+            case _:
+                texts += _text_parts(block, path)
+    message: dict[str, Any] = {"role": "assistant", "content": texts}
+    if thoughts:
+        message["reasoning_content"] = "\n\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.get("input") or {}).decode()
+    function = {"name": _string(block, "name", where), "arguments": arguments}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _user(content: Any, where: str) -> list[dict[str, Any]]:
+    """Results first, then the text, whatever their order was (2.6)."""
+    results: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    for block, path in _blocks(content, where):
+        if block.get("type") == "tool_result":
+            call_id = _string(block, "tool_use_id", path)
+            result = _texts(block.get("content"), f"{path}.content")
+            results.append({"role": "tool", "tool_call_id": call_id, "content": result})
+        else:
+            texts += _text_parts(block, path)
+    if texts or not results:
+        results.append({"role": "user", "content": texts})
+    return results
+
+
+def _texts(content: Any, where: str) -> list[dict[str, Any]]:
+    return [part for block, path in _blocks(content, where) for part in _text_parts(block, path)]
+
+
+def _blocks(content: Any, where: str) -> list[tuple[Mapping[str, Any], str]]:
+    """Every block with its path; a string is one of text."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, Sequence):
+        raise BadRequest(f"{where} is {content!r}; it must be a string or a list", param=where)
+    for i, block in enumerate(content):
+        if not isinstance(block, Mapping):
+            raise BadRequest(
+                f"{where}[{i}] is {block!r}; a block is an object", param=f"{where}[{i}]"
+            )
+    return [(block, f"{where}[{i}]") for i, block in enumerate(content)]
+
+
+def _text_parts(block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The text of a block as parts of a chat message; none for one that is skipped."""
+    kind = block.get("type")
+    match kind:
+        case "text":
+            text = _string(block, "text", where)
+        case "document":
+            text = _document(block, where)
+        case "search_result":
+            found = "\n\n".join(part["text"] for part in _texts(block.get("content"), where))
+            text = f"{block.get('title', '')}\n{block.get('source', '')}\n\n{found}"
+        case "tool_reference":
+            text = _string(block, "tool_name", where)
+        case "image":
+            raise BadRequest(
+                f"{where}.type is 'image': images are not supported, this server reads text only",
+                param=f"{where}.type",
+                code="not_supported",
+            )
+        case _ if kind in _SKIPPED:
+            logger.warning("%s: a block of type %s is skipped", where, kind)
+            return []
+        case _:
+            raise BadRequest(
+                f"{where}.type is {kind!r}, which this server does not know", param=f"{where}.type"
+            )
+    return [{"type": "text", "text": text}]
+
+
+def _document(block: Mapping[str, Any], where: str) -> str:
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if isinstance(source, Mapping) and kind == "text":
+        text = _string(source, "data", f"{where}.source")
+    elif isinstance(source, Mapping) and kind == "content":
+        parts = _texts(source.get("content"), f"{where}.source.content")
+        text = "\n\n".join(part["text"] for part in parts)
+    else:
+        raise BadRequest(
+            f"{where}.source.type is {kind!r}; only documents of plain text are supported",
+            param=f"{where}.source.type",
+            code="not_supported",
+        )
+    title = block.get("title")
+    return f"{title}\n\n{text}" if title else text
+
+
+def _string(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise BadRequest(
+            f"{where}.{name} is {value!r}; it must be a string", param=f"{where}.{name}"
+        )
+    return value

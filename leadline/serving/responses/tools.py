@@ -1,0 +1,178 @@
+"""Tools of the Responses API as functions, and their calls mapped back (serving-api 7)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from leadline.core.errors import BadRequest
+from leadline.text.chat import Tool, ToolChoice
+
+logger = logging.getLogger(__name__)
+
+_SEPARATOR = "::"
+_HOSTED = re.compile(
+    r"(web_search|file_search|code_interpreter|image_generation|local_shell|computer|mcp|shell"
+    r"|apply_patch|tool_search).*"
+)
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+def qualified_name(namespace: Any, name: str) -> str:
+    """The name that the model knows a tool by."""
+    return f"{namespace}{_SEPARATOR}{name}" if isinstance(namespace, str) else name
+
+
+@dataclass(slots=True)
+class ToolTable:
+    """What the model may call.
+
+    Attributes:
+        tools: in the order given; hosted ones are left out.
+        custom: names of the free-form ones, whose only argument is their text.
+        namespaces: of tools in a group, by the name that the model knows.
+    """
+
+    tools: list[Tool] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    namespaces: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[Mapping[str, Any]]) -> ToolTable:
+        """The table of a request's ``tools``.
+
+        Raises:
+            BadRequest: an unknown kind of tool, or one without a name.
+        """
+        table = cls()
+        for i, entry in enumerate(entries):
+            table._add(entry, f"tools[{i}]")
+        return table
+
+    def _add(
+        self, entry: Mapping[str, Any], where: str, group: Mapping[str, Any] | None = None
+    ) -> None:
+        kind = entry.get("type")
+        if isinstance(kind, str) and _HOSTED.fullmatch(kind):
+            logger.warning("%s: hosted tools of type %s do not exist here, dropped", where, kind)
+            return
+        if kind not in ("function", "custom", "namespace"):
+            raise BadRequest(
+                f"{where}.type is {kind!r}; choose function, custom or namespace",
+                param=f"{where}.type",
+            )
+        name = entry.get("name")
+        if not isinstance(name, str):
+            raise BadRequest(f"{where}.name is {name!r}; it must be a string", param=where)
+        if kind == "namespace":
+            for i, inner in enumerate(entry.get("tools") or ()):
+                self._add(inner, f"{where}.tools[{i}]", entry)
+            return
+        texts = [entry.get("description")]
+        if group is not None:
+            texts.insert(0, group.get("description"))
+            full_name = qualified_name(group["name"], name)
+            self.namespaces[full_name] = group["name"]
+        else:
+            full_name = name
+        parameters = entry.get("parameters")
+        if kind == "custom":
+            self.custom.add(full_name)
+            parameters = _INPUT_SCHEMA
+            texts.append(_grammar_text(entry.get("format")))
+        self.tools.append(
+            Tool(
+                name=full_name,
+                description="\n".join(text for text in texts if text),
+                parameters=parameters,
+                strict=bool(entry.get("strict")),
+            )
+        )
+
+    def client_name(self, full_name: str) -> dict[str, str]:
+        """``name``, and ``namespace`` where the tool has one, as items carry them."""
+        namespace = self.namespaces.get(full_name)
+        if namespace is None:
+            return {"name": full_name}
+        return {"name": full_name.removeprefix(namespace + _SEPARATOR), "namespace": namespace}
+
+
+def _grammar_text(form: Any) -> str | None:
+    """What the model is told of the grammar of a free-form input."""
+    if not isinstance(form, Mapping) or form.get("type") != "grammar":
+        return None
+    return f"The input follows this {form.get('syntax')} grammar:\n{form.get('definition')}"
+
+
+def tool_choice(given: str | Mapping[str, Any] | None, *, parallel: bool) -> ToolChoice:
+    """``tool_choice`` in all its forms.
+
+    Raises:
+        BadRequest: another form.
+    """
+    if given is None:
+        return ToolChoice(parallel=parallel)
+    if given in ("auto", "none", "required"):
+        return ToolChoice(given, parallel=parallel)  # type: ignore[arg-type]  # checked above
+    if isinstance(given, Mapping):
+        kind = given.get("type")
+        if kind == "allowed_tools" and given.get("mode") in ("auto", "required"):
+            chosen = given.get("tools") or ()
+            # A hosted tool that was dropped cannot be chosen either.
+            names = tuple(_name(tool) for tool in chosen if tool.get("name"))
+            return ToolChoice(given["mode"], allowed=names, parallel=parallel)
+        if kind in ("function", "custom") and given.get("name"):
+            return ToolChoice("named", name=_name(given), parallel=False)
+        if isinstance(kind, str) and _HOSTED.fullmatch(kind):
+            return ToolChoice(parallel=parallel)
+    raise BadRequest(
+        f"tool_choice is {given!r}; it must be none, auto, required, a tool or allowed_tools",
+        param="tool_choice",
+    )
+
+
+def _name(given: Mapping[str, Any]) -> str:
+    return qualified_name(given.get("namespace"), str(given["name"]))
+
+
+class FreeFormInput:
+    """The text of a custom tool's input, out of fragments of ``{"input": "..."}``."""
+
+    _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+    # An escaped pair of surrogates is one character.
+    _WHOLE_CHARACTERS = re.compile(
+        r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+        r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*"
+    )
+
+    def __init__(self) -> None:
+        self._raw = ""
+        self._is_open = False
+
+    def push(self, fragment: str) -> str:
+        """The characters that ``fragment`` completes."""
+        self._raw += fragment
+        if not self._is_open:
+            opening = self._OPENING.match(self._raw)
+            if opening is None:
+                return ""
+            self._is_open = True
+            self._raw = self._raw[opening.end() :]
+        whole = self._WHOLE_CHARACTERS.match(self._raw)
+        assert whole is not None  # it matches nothing too
+        self._raw = self._raw[whole.end() :]
+        text: str = msgspec.json.decode(f'"{whole[0]}"')
+        return text
+
+    def finish(self) -> str:
+        """The rest: everything, when the model did not call its only parameter ``input``."""
+        return "" if self._is_open else self._raw
