@@ -85,11 +85,13 @@ def serve(argv: Sequence[str]) -> None:
         resolved = {**shown(engine_config), "server": shown(server_config)}
         print(json.dumps(resolved, indent=2))
         return
-    logging.getLogger().setLevel(server_config.telemetry.log_level.upper())
 
     import uvloop
 
     from leadline.serving.listen import bind
+    from leadline.serving.logs import configure_logging
+
+    configure_logging(server_config.telemetry)
 
     # Before the model loads: a port that is taken should not cost minutes.
     with bind(server_config) as listener:

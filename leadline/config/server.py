@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from leadline.core.errors import ConfigError
 
 # Marks fields whose values are shown to nobody, in ``--print-config`` either.
 SECRET = {"secret": True}
+_METRICS_PREFIX = re.compile(r"[a-zA-Z][a-zA-Z0-9_:]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ class TelemetryConfig:
 
     Attributes:
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_format: ``text``, or ``json`` with one object a line.
         enable_log_requests: log prompt texts; without it no log line holds text of a request.
         enable_log_outputs: log the texts of answers.
         metrics_prefix: of the metrics that vLLM has too.
@@ -152,6 +155,7 @@ class TelemetryConfig:
     """
 
     log_level: str = "info"
+    log_format: str = "text"
     enable_log_requests: bool = False
     enable_log_outputs: bool = False
     metrics_prefix: str = "vllm:"
@@ -159,6 +163,12 @@ class TelemetryConfig:
 
     def __post_init__(self) -> None:
         _choice(self, "log_level", "debug", "info", "warning", "error")
+        _choice(self, "log_format", "text", "json")
+        if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise ConfigError(
+                f"metrics_prefix is {self.metrics_prefix!r}; it takes letters, digits, _ and :, "
+                "and begins with a letter, such as vllm:"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leadline.config.server import AccessConfig
 from leadline.core.errors import ConfigError
+from leadline.serving.console import CONSOLE_PATHS
 
-_OPEN = frozenset({"/health", "/ping", "/version", "/load"})
+_OPEN = frozenset({"/health", "/ping", "/version", "/load"}) | CONSOLE_PATHS
 _ADMIN = frozenset({"/reset_prefix_cache", "/pause", "/resume"})
 
 

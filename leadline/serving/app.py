@@ -19,11 +19,13 @@ from leadline.core.errors import EngineOverloaded, LeadlineError
 from leadline.serving import admin
 from leadline.serving.access import Access
 from leadline.serving.admission import Admitted
+from leadline.serving.console import console_routes
 from leadline.serving.context import ModelInfo, Server
 from leadline.serving.dialect import on_error
 from leadline.serving.middleware import NOTHING_SENT, Counted, Failures, RequestId
 from leadline.serving.responses.store import ResponseStore
 from leadline.serving.routes import both, inference_routes
+from leadline.serving.tracing import TraceParent
 from leadline.text.tokenizer import Tokenizer
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -65,6 +67,7 @@ def build_app(
             Route("/metrics", admin.metrics),
             Route("/server_info", admin.server_info),
             *(_admin_routes() if access.enable_admin_endpoints else ()),
+            *console_routes(),
         ],
         middleware=[
             Middleware(RequestId),
@@ -72,6 +75,7 @@ def build_app(
             *_cors(access),
             Middleware(Failures),
             Middleware(Access, keys=server.keys, config=access),
+            *([] if server.tracer is None else [Middleware(TraceParent, tracer=server.tracer)]),
         ],
         exception_handlers={
             LeadlineError: on_error,

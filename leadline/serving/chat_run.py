@@ -128,6 +128,7 @@ class ChatRun:
                 choice.note(step.output, step.num_tokens)
                 if step.finish_reason is not None:
                     self._remember(choice)
+                    self._server.metrics.count_faults(choice.parser.faults.elements())
                 if not self._shows_reasoning:
                     deltas = [delta for delta in deltas if not isinstance(delta, Reasoning)]
                 if self._interval > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +15,19 @@ from starlette.requests import Request
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
 from leadline.core.errors import BadRequest, ConfigError
+from leadline.core.request import EngineRequest
 from leadline.serving.access import KeyRing
 from leadline.serving.admission import Admission
+from leadline.serving.logs import Event
 from leadline.serving.metrics import ServingMetrics
 from leadline.serving.rate_limit import RateLimiter
+from leadline.serving.request_record import RequestRecord
+from leadline.serving.tracing import Tracer
 from leadline.text.encoding import ChatEncoder
 from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -123,7 +130,25 @@ class Server:
         self.keys = KeyRing(config.access)
         limiter = RateLimiter(config.access, per_key=not self.keys.is_empty)
         self.admission = Admission(model.max_open, limiter)
-        self.metrics = ServingMetrics(self.model_names[0])
+        telemetry = config.telemetry
+        self.metrics = ServingMetrics(self.model_names[0], telemetry.metrics_prefix)
+        endpoint = telemetry.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint)
+
+    def record(self, request: EngineRequest, log_id: str) -> RequestRecord:
+        """Start the clock of a request that is about to be submitted."""
+        telemetry, decode = self.config.telemetry, self.tokenizer.decode
+        if telemetry.enable_log_requests:
+            fields = {"request_id": log_id, "id": request.request_id}
+            prompt = decode(request.prompt_token_ids)
+            logger.info(Event("prompt", {**fields, "text": prompt, "sampling": request.sampling}))
+        return RequestRecord(
+            self.metrics,
+            request,
+            log_id,
+            span=None if self.tracer is None else self.tracer.start(request, log_id),
+            decode=decode if telemetry.enable_log_outputs else None,
+        )
 
     def resolve_model(self, name: str | None) -> str:
         """The name to echo for a requested model (serving-api 4).

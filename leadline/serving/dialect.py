@@ -124,6 +124,7 @@ def dialect_of(path: str) -> Dialect:
 def error_response(error: BaseException, scope: Scope) -> Response:
     """The answer to a request that failed before anything was sent."""
     failure = describe(error)
+    scope["state"]["failure"] = failure.code  # for the metrics
     headers = dict(getattr(error, "headers", None) or {})
     if failure.retry_after is not None:
         headers |= {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,8 +13,6 @@ from leadline.core.request import EngineRequest, FinishReason, TokenOutput
 from leadline.serving.admission import charge
 from leadline.serving.context import Server
 from leadline.serving.errors import GenerationFailed
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Piece = TypeVar("Piece", covariant=True)
@@ -75,15 +72,12 @@ async def read_choice(
         GenerationFailed: the engine ended the request with an error.
         LeadlineError: whatever ``EngineClient.submit`` raises.
     """
-    if server.config.telemetry.enable_log_requests:
-        prompt = server.tokenizer.decode(request.prompt_token_ids)
-        logger.info("%s %s: %r, %s", log_id, request.request_id, prompt, request.sampling)
-    timer = server.metrics.track(request, log_id)
+    record = server.record(request, log_id)
     reason: str | None = "abort"
     try:
         async with aclosing(server.client.submit(request)) as outputs:
             async for output in outputs:
-                timer.observe(output)
+                record.observe(output)
                 if output.finish_reason is FinishReason.TIMEOUT:
                     raise RequestTimeout(output.error or "the request took too long")
                 if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
@@ -106,7 +100,7 @@ async def read_choice(
     finally:
         if reason is not None:
             charge(len(request.prompt_token_ids) + reader.num_tokens)
-            timer.finish(reason, reader.num_tokens)
+            record.finish(reason, reader.num_tokens)
 
 
 async def merge(

@@ -1,39 +1,62 @@
 """Prometheus metrics: what requests saw, counted here, and what the engine counts (serving-api 14).
 
 The end of a request is counted here and not taken from the engine, which sees a stop string as an
-abort. Names with ``vllm:`` are those that existing dashboards read.
+abort. Names with ``vllm:`` are those that existing dashboards read; ``--metrics-prefix`` changes
+that part.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from starlette.types import Scope
 
 from leadline.core.client import EngineStats
-from leadline.core.request import EngineRequest, TokenOutput
+from leadline.serving.engine_metrics import EngineTotals, engine_families
 
 logger = logging.getLogger(__name__)
+
+# A second line for every counter, which no dashboard reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+REJECTIONS = ("server_overloaded", "shutting_down", "not_ready", "rate_limit_exceeded")
+PARSER_FAULTS = ("internal_error", "block_without_call", "block_without_tools")
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _GAPS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 10)
 _TOKENS = tuple(4**i for i in range(11))
 _CHOICES = (1, 2, 5, 10, 20, 128)
 
-# What only Leadline counts; every other counter of the engine has a name that vLLM uses too.
-_OWN_COUNTERS = ("computed_tokens", "replayed_tokens", "upper_rows", "evicted_pages")
+# So much without one hit is no accident: something in the prompts' heads changes every time.
+_SUSPICIOUS_REQUESTS, _SUSPICIOUS_TOKENS = 1000, 10**6
 
 
 class ServingMetrics:
-    """Counters and histograms of one API process."""
+    """Counters and histograms of one API process.
 
-    def __init__(self, model_name: str) -> None:
-        self.model_name = model_name
+    Args:
+        model_name: the label that every sample carries.
+        prefix: of the names that vLLM has too.
+    """
+
+    def __init__(self, model_name: str, prefix: str = "vllm:") -> None:
+        self._prefix = prefix
+        self._labels = {"model_name": model_name, "engine": "0"}
         self._registry = CollectorRegistry()
+        self._totals = EngineTotals()
+        self._num_finished = 0
+        self._has_warned = False
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
         )
@@ -46,6 +69,17 @@ class ServingMetrics:
         self.e2e_latency = self._histogram(
             "e2e_request_latency_seconds", "From arrival to the end.", _SECONDS
         )
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "From arrival to the first admission.", _SECONDS
+        )
+        self.inference_time = self._histogram(
+            "request_inference_time_seconds", "From the first admission to the end.", _SECONDS
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds",
+            "From the first admission to the first token.",
+            _SECONDS,
+        )
         self.decode_time = self._histogram(
             "request_decode_time_seconds", "From the first token to the end.", _SECONDS
         )
@@ -53,25 +87,39 @@ class ServingMetrics:
             "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
         )
         self.generation_tokens = self._histogram(
-            "request_generation_tokens", "Tokens generated for a request.", _TOKENS
+            "request_generation_tokens", "Tokens generated for a choice.", _TOKENS
+        )
+        self.max_generation_tokens = self._histogram(
+            "request_max_num_generation_tokens",
+            "As generation tokens: choices are counted apart.",
+            _TOKENS,
+        )
+        self.kv_computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens that no cache held.", _TOKENS
         )
         self.params_n = self._histogram("request_params_n", "Parameter n.", _CHOICES)
         self.params_max_tokens = self._histogram(
             "request_params_max_tokens", "Parameter max_tokens, after defaults.", _TOKENS
         )
-        self.success = Counter(
-            "vllm:request_success",
-            "Requests ended, by reason.",
-            ["model_name", "engine", "finished_reason"],
-            registry=self._registry,
+        self._success = self._counter(
+            f"{prefix}request_success",
+            "Accepted choices, by how they ended.",
+            "finished_reason",
+            FINISHED_REASONS,
         )
-        self.http_requests = Counter(
+        self._rejections = self._counter(
+            f"{prefix}admission_rejections", "Requests refused for load.", "reason", REJECTIONS
+        )
+        self._faults = self._counter(
+            "leadline:parser_faults", "What parsers met and withheld.", "kind", PARSER_FAULTS
+        )
+        self._http_requests = Counter(
             "http_requests",
             "HTTP requests answered.",
             ["method", "status", "handler"],
             registry=self._registry,
         )
-        self.http_seconds = Histogram(
+        self._http_seconds = Histogram(
             "http_request_duration_seconds",
             "From the request's head to the end of its answer.",
             ["method", "handler"],
@@ -81,71 +129,66 @@ class ServingMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(
-            f"vllm:{name}",
+            self._prefix + name,
             text,
-            ["model_name", "engine"],
+            list(self._labels),
             buckets=buckets,
             registry=self._registry,
         )
-        return histogram.labels(self.model_name, "0")
+        return histogram.labels(**self._labels)
 
-    def track(self, request: EngineRequest, log_id: str) -> RequestTimer:
-        """Start the clock of a request that is about to be submitted."""
-        self.params_max_tokens.observe(request.sampling.max_tokens)
-        return RequestTimer(self, request, log_id)
+    def _counter(self, name: str, text: str, label: str, values: tuple[str, ...]) -> Counter:
+        counter = Counter(name, text, [*self._labels, label], registry=self._registry)
+        for value in values:  # rates need a first sample
+            counter.labels(*self._labels.values(), value)
+        return counter
+
+    def count_finished(self, reason: str) -> None:
+        """Note the end of an accepted request: one of ``FINISHED_REASONS``, once (C61)."""
+        self._num_finished += 1
+        self._success.labels(*self._labels.values(), reason).inc()
+
+    def count_answer(self, scope: Scope, status: int, seconds: float) -> None:
+        """Note an HTTP request that was answered, and whether it was refused for load."""
+        # The endpoint's name, not the path: clients can invent any number of those.
+        handler = getattr(scope.get("endpoint"), "__name__", "none")
+        self._http_requests.labels(scope["method"], str(status), handler).inc()
+        self._http_seconds.labels(scope["method"], handler).observe(seconds)
+        if (reason := scope["state"].get("failure")) in REJECTIONS:
+            self._rejections.labels(*self._labels.values(), reason).inc()
+
+    def count_faults(self, kinds: Iterable[str]) -> None:
+        """Note what a parser withheld from its client: some of ``PARSER_FAULTS`` (3.6, 3.7)."""
+        for kind in kinds:
+            self._faults.labels(*self._labels.values(), kind).inc()
 
     def exposition(self, stats: EngineStats | None) -> bytes:
         """Everything in the text format; ``stats`` is None while the engine does not answer."""
-        families = list(_engine_families(stats, self.model_name)) if stats else []
+        families: list[Metric] = []
+        if stats is not None:
+            stats = self._totals.update(stats)
+            self._watch_hits(stats)
+            families = list(engine_families(stats, self._prefix, self._labels))
         return generate_latest(_Scrape(self._registry, families))
 
-
-class RequestTimer:
-    """The times and counts of one engine request; ends in one sample of ``request_success``."""
-
-    def __init__(self, metrics: ServingMetrics, request: EngineRequest, log_id: str) -> None:
-        self._metrics = metrics
-        self._request = request
-        self._log_id = log_id
-        self._arrival = time.perf_counter()
-        self._first = self._last = 0.0
-        self._num_cached = 0
-
-    def observe(self, output: TokenOutput) -> None:
-        """Note the arrival of an output."""
-        if not output.token_ids:
+    def _watch_hits(self, stats: EngineStats) -> None:
+        """Warn once when pages are kept for reuse and none is ever reused (serving-api 14)."""
+        queried = stats.counters["prefix_cache_queries"]
+        if (
+            self._has_warned
+            or not stats.num_cached_pages
+            or stats.counters["prefix_cache_hits"]
+            or self._num_finished < _SUSPICIOUS_REQUESTS
+            or queried < _SUSPICIOUS_TOKENS
+        ):
             return
-        now = time.perf_counter()
-        if self._last:
-            self._metrics.inter_token_latency.observe(now - self._last)
-        else:
-            self._first = now
-            self._num_cached = output.num_cached_tokens
-            self._metrics.time_to_first_token.observe(now - self._arrival)
-        self._last = now
-
-    def finish(self, reason: str, num_tokens: int) -> None:
-        """Note the end: ``reason`` is stop, length, abort or error."""
-        metrics, now = self._metrics, time.perf_counter()
-        metrics.success.labels(metrics.model_name, "0", reason).inc()
-        metrics.prompt_tokens.observe(len(self._request.prompt_token_ids))
-        metrics.generation_tokens.observe(num_tokens)
-        metrics.e2e_latency.observe(now - self._arrival)
-        if self._first:
-            metrics.decode_time.observe(now - self._first)
-            if num_tokens > 1:
-                mean = (self._last - self._first) / (num_tokens - 1)
-                metrics.time_per_output_token.observe(mean)
-        logger.info(
-            "%s %s: %s, prompt %d tokens (%d cached), answer %d, first after %.3f s, all in %.3f s",
-            self._log_id,
-            self._request.request_id,
-            reason,
-            len(self._request.prompt_token_ids),
-            self._num_cached,
-            num_tokens,
-            (self._first or now) - self._arrival,
-            now - self._arrival,
+        self._has_warned = True
+        logger.warning(
+            "no prefix was found in the cache after %d requests and %d prompt tokens: the first "
+            "%d tokens of every prompt differ; look for a date, an id or a salt in its head",
+            self._num_finished,
+            queried,
+            stats.page_size,
         )
 
 
@@ -159,51 +202,3 @@ class _Scrape:
     def collect(self) -> Iterator[Metric]:
         yield from self.registry.collect()
         yield from self.families
-
-
-# One sample: the labels beyond model and engine, and the value.
-_Sample = tuple[dict[str, str], float]
-
-
-def _engine_families(stats: EngineStats, model_name: str) -> Iterator[Metric]:
-    held = stats.num_pages - stats.num_free_pages
-    used_slots = stats.num_slots - stats.num_free_slots
-    cache = {"block_size": str(stats.page_size), "num_gpu_blocks": str(stats.num_pages)}
-    gauges: dict[str, tuple[str, list[_Sample]]] = {
-        "vllm:num_requests_running": ("Requests in prefill or decode.", [({}, stats.num_running)]),
-        "vllm:num_requests_waiting": ("Requests in the queue.", [({}, stats.num_waiting)]),
-        "vllm:kv_cache_usage_perc": (
-            "Share of pages held by requests, 0 to 1.",
-            [({}, held / max(stats.num_pages, 1))],
-        ),
-        "vllm:cache_config_info": ("Cache configuration, in labels.", [(cache, 1)]),
-        "leadline:kv_pages": (
-            "Cache pages by state.",
-            [
-                ({"state": "used"}, held),
-                ({"state": "cached"}, stats.num_cached_pages),
-                ({"state": "free"}, stats.num_free_pages - stats.num_cached_pages),
-            ],
-        ),
-        "leadline:slots": (
-            "Slots of running requests by state.",
-            [({"state": "used"}, used_slots), ({"state": "free"}, stats.num_free_slots)],
-        ),
-    }
-    counters: dict[str, tuple[str, list[_Sample]]] = {
-        "leadline:step_seconds": (
-            "Seconds spent in each part of a step.",
-            [({"part": part}, value) for part, value in stats.step_seconds.items()],
-        )
-    }
-    for name, count in stats.counters.items():
-        prefix = "leadline" if name in _OWN_COUNTERS else "vllm"
-        counters[f"{prefix}:{name}"] = (f"The engine's count of {name}.", [({}, count)])
-    for kind, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-        for name, (text, samples) in table.items():
-            if not samples:  # no step has run yet
-                continue
-            family = kind(name, text, labels=["model_name", "engine", *samples[0][0]])
-            for labels, value in samples:
-                family.add_metric([model_name, "0", *labels.values()], value)
-            yield family

@@ -68,12 +68,7 @@ class Counted:
         try:
             await self._app(scope, receive, send_and_note)
         finally:
-            # The endpoint's name, not the path: clients can invent any number of those.
-            handler = getattr(scope.get("endpoint"), "__name__", "none")
-            self._metrics.http_requests.labels(scope["method"], str(status), handler).inc()
-            self._metrics.http_seconds.labels(scope["method"], handler).observe(
-                time.perf_counter() - start
-            )
+            self._metrics.count_answer(scope, status, time.perf_counter() - start)
 
 
 class Failures:

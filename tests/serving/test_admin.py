@@ -123,7 +123,7 @@ def test_log_holds_a_prompt_only_when_asked(
     caplog.set_level("INFO")
     server = rig("secretly</think>said", enable_log_requests=enabled)
     server.chat(messages=[{"role": "user", "content": "mysterious"}])
-    assert "stop, prompt" in caplog.text
+    assert "reason=stop" in caplog.text
     assert ("mysterious" in caplog.text) == enabled
     assert not any(word in caplog.text for word in ("secretly", "said"))
 
