@@ -72,10 +72,10 @@ def function_tool_choice(given: Any, *, has_tools: bool, parallel: bool = True) 
     if isinstance(given, Mapping):
         if given.get("type") != "allowed_tools":
             return ToolChoice("named", name=_chosen_name(given), parallel=False)
-        inner = given.get("allowed_tools")
-        if isinstance(inner, Mapping) and inner.get("mode") in ("auto", "required"):
-            allowed = tuple(_chosen_name(tool) for tool in inner.get("tools") or ())
-            return ToolChoice(inner["mode"], allowed=allowed, parallel=parallel)
+        match given.get("allowed_tools"):
+            case {"mode": "auto" | "required" as mode, "tools": [*tools]}:
+                allowed = tuple(map(_chosen_name, tools))
+                return ToolChoice(mode, allowed=allowed, parallel=parallel)
     raise BadRequest(
         f"tool_choice is {brief(given)}; it must be none, auto, required, a function or "
         "allowed_tools",

@@ -257,7 +257,15 @@ def test_calls_that_are_not_parallel() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["f", 5, {"function": {}}, {"type": "allowed_tools"}, {"type": "allowed_tools", "tools": [5]}],
+    [
+        "f",
+        5,
+        {"function": {}},
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": 5}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": ["auto"], "tools": [NAMED]}},
+    ],
     ids=str,
 )
 def test_other_tool_choices_are_refused(given: Any) -> None:
