@@ -12,11 +12,11 @@ from typing import Any, Self, Unpack
 
 from leadline.core.errors import BadRequest
 from leadline.core.request import EngineRequest, SamplingParams
+from leadline.core.streams import merge
 from leadline.engine.async_engine import AsyncEngine
 from leadline.offline.options import load_tokenizer, read_options
 from leadline.offline.outputs import Answer, RequestOutput
 from leadline.offline.prompts import ChatFields, Prompt, PromptEncoder, Query
-from leadline.serving.generation import merge
 from leadline.text.tokenizer import Tokenizer
 
 
@@ -69,7 +69,7 @@ class AsyncLLM:
 
         Args:
             prompt: one, in any form that ``LLM.generate`` takes.
-            sampling_params: of its ``n`` answers; None is ``SamplingParams()``.
+            sampling_params: of its ``n`` answers; None as in ``LLM``.
             request_id: for ``abort``; None makes one.
 
         Raises:

@@ -70,7 +70,8 @@ class LLM:
             prompts: a string, ids, ``{"prompt": str}`` or ``{"prompt_token_ids": ids}``, the last
                 two also with a ``"cache_salt"``, or a list of these. Strings get a BOS token
                 unless they begin with one.
-            sampling_params: one for all, or one for each; None is ``SamplingParams()``.
+            sampling_params: one for all, or one for each; None is what a request over HTTP gets
+                that says nothing of it: at most 16 tokens.
             use_tqdm: show progress, where tqdm is installed.
 
         Returns:
@@ -101,8 +102,8 @@ class LLM:
 
         Args:
             messages: OpenAI chat messages, or a list of conversations.
-            sampling_params: None samples at temperature 1 up to the model's own limit. Stop
-                strings are searched behind the reasoning.
+            sampling_params: None goes on to the model's own limit. Stop strings are searched
+                behind the reasoning.
             use_tqdm: as in ``generate``.
             **fields: of every conversation: ``tools``, ``tool_choice``, ``chat_template_kwargs``,
                 ``continue_final_message`` ... (``PromptEncoder.chat`` explains them).

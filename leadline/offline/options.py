@@ -14,13 +14,16 @@ from leadline.config.server import ChatConfig
 from leadline.text.tokenizer import Tokenizer
 from leadline.weights.checkpoint import resolve_checkpoint
 
-# Of ``ChatConfig``: what decides the prompts of chats and the constraints on their answers.
+# Of ``ChatConfig``: what decides prompts of chats, constraints on answers, and the sampling of
+# those who say nothing of it.
 CHAT_OPTIONS = (
     "effort_profile",
     "v4_inline_system",
     "default_chat_template_kwargs",
     "strict_tool_history",
     "tool_strict_level",
+    "default_max_tokens",
+    "override_generation_config",
 )
 
 

@@ -17,6 +17,11 @@ from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError, prompt_too_long
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.text.chat import AnswerStart, ChatInput, ChatPrompt
+from leadline.text.sampling_defaults import (
+    default_chat_limit,
+    sampling_defaults,
+    thinking_policy,
+)
 from leadline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -90,7 +95,7 @@ class PromptEncoder:
 
         Args:
             prompt: in any form that ``LLM.generate`` takes.
-            sampling: of its answers; None is ``SamplingParams()``.
+            sampling: of its answers; None is what a request over HTTP gets that says nothing of it.
             param: what errors call it.
 
         Raises:
@@ -101,7 +106,8 @@ class PromptEncoder:
             ids = self.tokenizer.encode_prompt(text)
         if not ids:
             raise BadRequest(f"{param} is empty; it needs at least one token", param=param)
-        sampling = sampling or SamplingParams()
+        if sampling is None:
+            sampling = SamplingParams(**sampling_defaults(self._options))
         request = self._request(ids, sampling, param=param)
         if sampling.structured_outputs or sampling.bad_words or sampling.thinking_token_budget >= 0:
             request = self._constrained(request, ChatPrompt(tuple(ids), self._start(ids), False))
@@ -123,7 +129,7 @@ class PromptEncoder:
 
         Args:
             messages: OpenAI chat messages.
-            sampling: None samples at temperature 1 up to the model's own limit.
+            sampling: None is what a request over HTTP gets that says nothing of it.
             tools: OpenAI function tools.
             tool_choice: in any of OpenAI's forms.
             parallel_tool_calls: False is one call at most.
@@ -158,8 +164,7 @@ class PromptEncoder:
                 add_generation_prompt=add_generation_prompt,
             )
         )
-        if sampling is None:
-            sampling = SamplingParams(max_tokens=prompt.default_max_tokens(self._max_model_len))
+        sampling = sampling or self._chat_sampling(prompt)
         request = self._request(prompt.token_ids, sampling, param="messages")
         return Query(
             self.tokenizer.decode(prompt.token_ids),
@@ -167,6 +172,16 @@ class PromptEncoder:
             reasoning_end=(
                 self.tokenizer.marker_id(THINK_END) if prompt.start.is_reasoning else None
             ),
+        )
+
+    def _chat_sampling(self, prompt: ChatPrompt) -> SamplingParams:
+        """What a chat gets over HTTP that says nothing of sampling."""
+        is_v4 = not self._profile.has_system_marker
+        given = thinking_policy({}, prompt, self._options, is_v4=is_v4)
+        limit = default_chat_limit(prompt, self._options, self._max_model_len)
+        left = max(1, self._max_model_len - len(prompt.token_ids))
+        return SamplingParams(
+            **{**sampling_defaults(self._options), **given, "max_tokens": min(limit, left)}
         )
 
     def _request(

@@ -10,6 +10,7 @@ import pytest
 from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest
 from leadline.core.request import SamplingParams, StructuredOutputs
+from leadline.offline.options import read_options
 from leadline.offline.prompts import PromptEncoder
 from leadline.text.tokenizer import Tokenizer
 from tests.serving.conftest import HELLO, MakeRig
@@ -57,8 +58,33 @@ def test_c63_chats_ask_for_the_same(
     server.chat(messages=messages, **fields)
     [asked] = server.engine.requests
     own = PromptEncoder(tokenizer, ChatConfig(), 8192).chat(messages, None, **fields).request
-    assert own == replace(asked, request_id="", sampling=own.sampling)
-    assert own.sampling.max_tokens == asked.sampling.max_tokens
+    assert own == replace(asked, request_id="")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"default_chat_template_kwargs": {"thinking": False}},
+        {"default_chat_template_kwargs": {"reasoning_effort": 12}},
+        {"tool_strict_level": "parameter"},
+        {"effort_profile": "v4", "v4_inline_system": "reminder"},
+        {"default_max_tokens": "77"},
+        {"override_generation_config": {"temperature": 0.25, "top_k": 3, "max_new_tokens": 5}},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_c63_options_are_the_servers_flags(
+    rig: MakeRig, tokenizer: Tokenizer, options: dict[str, Any]
+) -> None:
+    server = rig("Yes.", **options)
+    messages = [*HISTORY, {"role": "system", "content": "In French."}, *HELLO]
+    server.chat(messages=messages, tools=[FUNCTION])
+    _, chat_config = read_options("m", options)
+    own = PromptEncoder(tokenizer, chat_config, 8192).chat(messages, None, tools=[FUNCTION])
+    assert own.request == replace(server.engine.requests[0], request_id="")
+    server.post("/v1/completions", prompt="a")
+    raw = PromptEncoder(tokenizer, chat_config, 8192).completion("a", None, param="prompt")
+    assert raw.request == replace(server.engine.requests[1], request_id="")
 
 
 def test_c63_sampling_that_text_needs_asks_for_the_same(rig: MakeRig, tokenizer: Tokenizer) -> None:
