@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,38 @@ from leadline.core.version import __version__
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from leadline.core.request import SamplingParams
+    from leadline.async_llm import AsyncLLM
+    from leadline.core.request import SamplingParams, StructuredOutputs
+    from leadline.core.request import StructuredOutputs as StructuredOutputsParams
     from leadline.llm import LLM
+    from leadline.offline.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "StructuredOutputsParams",
+    "__version__",
+]
+
+# name -> module and name there
+_HOMES = {
+    "LLM": ("leadline.llm", "LLM"),
+    "AsyncLLM": ("leadline.async_llm", "AsyncLLM"),
+    "CompletionOutput": ("leadline.offline.outputs", "CompletionOutput"),
+    "RequestOutput": ("leadline.offline.outputs", "RequestOutput"),
+    "SamplingParams": ("leadline.core.request", "SamplingParams"),
+    "StructuredOutputs": ("leadline.core.request", "StructuredOutputs"),
+    "StructuredOutputsParams": ("leadline.core.request", "StructuredOutputs"),  # vLLM's name
+}
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that importing the package touches neither torch nor a GPU.
-    if name == "LLM":
-        from leadline.llm import LLM
-
-        return LLM
-    if name == "SamplingParams":
-        from leadline.core.request import SamplingParams
-
-        return SamplingParams
-    raise AttributeError(f"module 'leadline' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'leadline' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -12,6 +12,7 @@ import pytest
     "module",
     [
         "leadline",
+        "leadline.async_llm",
         "leadline.cache.manager",
         "leadline.cli",
         "leadline.config.presets",

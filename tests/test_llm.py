@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,12 @@ import pytest
 import torch
 
 import leadline.llm
-from leadline import LLM, SamplingParams
+from leadline import LLM, SamplingParams, StructuredOutputsParams
 from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, ConfigError, LeadlineError, NotSupported
 from leadline.core.request import EngineRequest, FinishReason, TokenLogprobs, TokenOutput
+from leadline.engine.limits import RequestLimits
 from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
@@ -40,6 +44,7 @@ class ScriptedEngine:
     error: str | None = None
     config: EngineConfig | None = None
     added: list[EngineRequest] = field(default_factory=list)
+    is_paused: bool = False
     aborted: list[str] = field(default_factory=list)
     live: dict[str, Iterator[TokenOutput]] = field(default_factory=dict)
 
@@ -66,6 +71,13 @@ class ScriptedEngine:
                 error=self.error,
             )
 
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(vocab_size=1000, max_model_len=500, num_pages=9, page_size=256)
+
+    def pause(self, paused: bool) -> None:
+        self.is_paused = paused
+
     def wait(self) -> None:
         pass
 
@@ -82,7 +94,7 @@ class ScriptedEngine:
         self.live.pop(request_id, None)
 
     def stats(self) -> EngineStats:
-        return EngineStats(max_model_len=500)
+        return EngineStats()
 
     def prompt_logits(self, token_ids: Sequence[int]) -> np.ndarray:
         return np.zeros((len(token_ids), 10), np.float32)
@@ -257,7 +269,20 @@ def test_one_bad_prompt_raises_before_anything_runs(scripted: Scripted) -> None:
     [
         (["a", 3.5], None, r"prompts\[1\] is 3.5; it must be a string or a list of token ids"),
         ([[1, 2.5]], None, r"prompts\[0\] is \[1, 2.5\]; it must be a string"),
-        ({"text": "a"}, None, r"prompts\[0\] has the keys \['text'\]"),
+        (["a", ""], None, r"prompts\[1\] is empty; it needs at least one token"),
+        ({"prompt_token_ids": []}, None, "prompt is empty; it needs at least one token"),
+        ({"prompt": ["a"]}, None, r"prompt.prompt is \['a'\]; it must be a string"),
+        ({"prompt_token_ids": "ab"}, None, "prompt_token_ids is 'ab'; it must be a list of token"),
+        ({"prompt": "a", "cache_salt": 5}, None, "prompt.cache_salt is 5; it must be a string"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": object()}},
+            None,
+            "prompt.multi_modal_data: images are not supported",
+        ),
+        ([5] * 500, None, "prompt is too long: 500 tokens > 499 maximum; .* shorten prompt$"),
+        ([[5], [5] * 500], None, r"too long: 500 tokens > 499 maximum; .* shorten prompts\[1\]$"),
+        ("a", [], "sampling_params has 0 entries for 1 prompts"),
+        ({"text": "a"}, None, r"prompt has the keys \['text'\]"),
         ({"prompt": "a", "salt": "b"}, None, r"has the keys \['prompt', 'salt'\]"),
         (["a", "b"], [SamplingParams()], "sampling_params has 1 entries for 2 prompts"),
     ],
@@ -318,14 +343,19 @@ def test_chat_takes_several_conversations_and_continues_the_last_message(
     assert one.prompt == two.prompt
     started = llm.chat(
         [user, {"role": "assistant", "content": "It is"}],
-        add_generation_prompt=False,
         continue_final_message=True,
         use_tqdm=False,
     )[0]
     assert started.prompt is not None
     assert started.prompt.endswith("It is")
-    with pytest.raises(BadRequest, match="exactly one of them"):
-        llm.chat([user], continue_final_message=True)
+    with pytest.raises(BadRequest, match="exclude each other"):
+        llm.chat([user], add_generation_prompt=True, continue_final_message=True)
+
+
+def test_fields_that_chats_do_not_have_are_named(scripted: Scripted) -> None:
+    llm, _ = scripted()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'chat_template'"):
+        llm.chat([{"role": "user", "content": "a"}], chat_template="{{ messages }}")  # type: ignore[call-arg]
 
 
 def test_greedy_answers_do_not_depend_on_the_batch(tiny: LLM) -> None:
@@ -355,6 +385,94 @@ def test_seeds_reproduce_and_unseeded_requests_differ(tiny: LLM) -> None:
     free = SamplingParams(n=4, max_tokens=6, ignore_eos=True)
     outputs = tiny.generate("hello", free, use_tqdm=False)[0].outputs
     assert len({tuple(output.token_ids) for output in outputs}) > 1
+
+
+def test_c42_content_is_json_and_reasoning_is_free(tiny: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = StructuredOutputsParams(json=schema)
+    params = SamplingParams(
+        seed=5, max_tokens=250, structured_outputs=form, thinking_token_budget=20
+    )
+    raw = tiny.generate("x", params, use_tqdm=False)[0].outputs[0]
+    assert json.loads(raw.text)["a"] in (1, 2)
+    messages = [{"role": "user", "content": "hello"}]
+    chat = tiny.chat(messages, params, use_tqdm=False)[0].outputs[0]
+    reasoning, _, content = chat.text.partition("</think>")
+    assert len(tiny.get_tokenizer().encode(reasoning)) >= 10
+    assert json.loads(content)["a"] in (1, 2)
+    assert chat.finish_reason == "stop"
+
+
+def test_c29_a_named_function_is_called(tiny: LLM) -> None:
+    """R5: thinking is on, and nobody refuses."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    [result] = tiny.chat(
+        [{"role": "user", "content": "hello"}],
+        SamplingParams(seed=5, max_tokens=100, thinking_token_budget=3),
+        tools=[tool],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        use_tqdm=False,
+    )
+    [output] = result.outputs
+    assert output.finish_reason == "stop"
+    assert output.text.count('invoke name="f"') == 1
+    assert re.search(r'name="n" string="false">[12]</', output.text)
+
+
+def test_bad_words_never_come(tiny: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    first = tiny.generate("hello", free, use_tqdm=False)[0].outputs[0]
+    word = tiny.get_tokenizer().decode(first.token_ids[:1])
+    kept = tiny.generate("hello", replace(free, bad_words=(word,)), use_tqdm=False)[0].outputs[0]
+    assert first.token_ids[0] not in kept.token_ids
+
+
+def test_c43_a_bad_grammar_in_a_list_raises_before_anything_runs(tiny: LLM) -> None:
+    before = tiny._engine.stats().counters
+    good = SamplingParams(structured_outputs=StructuredOutputsParams(choice=("yes", "no")))
+    bad = SamplingParams(structured_outputs=StructuredOutputsParams(grammar="start: missing"))
+    with pytest.raises(BadRequest, match=r'cannot be compiled: .*unknown name: "missing"'):
+        tiny.generate(["a", "b", "c"], [SamplingParams(), good, bad], use_tqdm=False)
+    assert tiny._engine.stats().counters == before
+    assert tiny.generate("b", good, use_tqdm=False)[0].outputs[0].text in ("yes", "no")
+
+
+def test_prompt_logprobs_are_those_of_the_prompts_logits(tiny: LLM) -> None:
+    prompt = list(range(2, 80))
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    [result] = tiny.generate(prompt, params, use_tqdm=False)
+    want = tiny.prompt_logits(prompt).log_softmax(-1)
+    assert result.outputs[0].token_ids == []
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None
+    assert len(result.prompt_logprobs) == len(prompt)
+    for token, row, entry in zip(prompt[1:], want, result.prompt_logprobs[1:], strict=False):
+        assert entry is not None
+        assert entry[token].logprob == pytest.approx(float(row[token]), abs=1e-4)
+        assert entry[int(row.argmax())].rank == 1
+
+
+def test_repeated_prompts_tell_what_was_cached(tiny: LLM) -> None:
+    tiny.reset_prefix_cache()
+    prompt = [5, 6] * 300
+    params = SamplingParams(max_tokens=1)
+    first, again = (tiny.generate(prompt, params, use_tqdm=False)[0] for _ in range(2))
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 512)
+    assert again.metrics.arrival_time >= (first.metrics.finished_time or math.inf)
+
+
+def test_exports_are_found_by_their_names() -> None:
+    for name in leadline.__all__:
+        assert getattr(leadline, name)
+    assert leadline.StructuredOutputsParams is leadline.StructuredOutputs
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        leadline.LMM  # noqa: B018
 
 
 NOT_ON_GPU_MACHINES = """

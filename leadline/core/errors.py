@@ -34,6 +34,18 @@ class BadRequest(LeadlineError):
         self.code = code
 
 
+def prompt_too_long(num_tokens: int, max_model_len: int, *, param: str) -> BadRequest:
+    """The error of a prompt that leaves no room for a token, over HTTP and offline (C54)."""
+    # Agents of every dialect look for these words to begin compaction.
+    return BadRequest(
+        f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum; this model's "
+        f"maximum context length is {max_model_len} tokens and the answer needs at least one; "
+        f"shorten {param}",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 class EngineOverloaded(LeadlineError):
     """The engine refuses work for now: the queue is full, it is paused or it shuts down.
 

@@ -236,6 +236,13 @@ class EngineRequest:
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     thinking_budget: ThinkingBudget | None = None
 
+    def choices(self) -> list[EngineRequest]:
+        """One request for each of the ``n`` choices; their ids are this one's and a number."""
+        return [
+            replace(self, request_id=f"{self.request_id}-{i}", sampling=self.sampling.choice(i))
+            for i in range(self.sampling.n)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

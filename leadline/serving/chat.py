@@ -17,15 +17,10 @@ from leadline.core.request import (
 )
 from leadline.serving.context import Caller, Server
 from leadline.serving.origin import Origin
-from leadline.serving.sampling import (
-    default_chat_limit,
-    kept_tokens,
-    output_limit,
-    sampling_params,
-    thinking_policy,
-)
+from leadline.serving.sampling import kept_tokens, output_limit, sampling_params
 from leadline.text import grammar
 from leadline.text.chat import ChatInput, ChatPrompt
+from leadline.text.sampling_defaults import default_chat_limit, thinking_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +104,7 @@ def prepare_chat(server: Server, query: ChatQuery, caller: Caller) -> ChatCall:
         server,
         len(prompt.token_ids),
         query.max_tokens,
-        default=default_chat_limit(server, prompt),
+        default=default_chat_limit(prompt, config, server.model.max_model_len),
         is_strict=config.strict_max_tokens and query.may_refuse_limit,
         param=query.limit_field,
     )

@@ -7,9 +7,10 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from leadline.core.request import EngineRequest, TokenLogprobs, TokenOutput
+from leadline.core.streams import merge
 from leadline.serving.chat import ChatCall
 from leadline.serving.context import Server
-from leadline.serving.generation import choice_requests, merge, read_choice
+from leadline.serving.generation import read_choice
 from leadline.serving.logprobs import shown_entries
 from leadline.serving.usage import TokenCounts, UsageMeter
 from leadline.text.chat import CallArguments, Content, Delta, Reasoning
@@ -108,7 +109,7 @@ class ChatRun:
         options = ParserOptions(coerces=config.tool_arg_coercion, raw_markup=config.raw_markup)
         self.choices = [
             ChoiceRun(server.tokenizer, call, request, i, options, keeps_ids=keeps_ids)
-            for i, request in enumerate(choice_requests(call.request))
+            for i, request in enumerate(call.request.choices())
         ]
         self._streams = [
             read_choice(server, choice.request, choice.parser, log_id) for choice in self.choices

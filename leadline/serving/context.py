@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineClient
-from leadline.core.errors import BadRequest, ConfigError
+from leadline.core.errors import BadRequest, ConfigError, prompt_too_long
 from leadline.core.request import EngineRequest
 from leadline.serving.access import KeyRing
 from leadline.serving.admission import Admission
@@ -170,16 +170,8 @@ class Server:
 
     def check_prompt(self, num_tokens: int, *, param: str) -> None:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
-        limit = self.model.max_model_len
-        if num_tokens >= limit:
-            # Agents of both dialects look for these words to begin compaction.
-            raise BadRequest(
-                f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum; this model's "
-                f"maximum context length is {limit} tokens and the answer needs at least one; "
-                f"shorten {param}",
-                param=param,
-                code="context_length_exceeded",
-            )
+        if num_tokens >= self.model.max_model_len:
+            raise prompt_too_long(num_tokens, self.model.max_model_len, param=param)
 
 
 async def prepare(raw: bytes, work: Callable[[], T]) -> T:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
@@ -42,23 +40,6 @@ class OutputReader(Protocol[Piece]):
     def finish_reason(self) -> str | None: ...
 
     def push(self, output: TokenOutput) -> Piece: ...
-
-
-def choice_requests(request: EngineRequest, *, first: int = 0) -> list[EngineRequest]:
-    """``request`` for each of its ``n`` choices, with seeds ``seed + i`` (serving-api 9.1).
-
-    Args:
-        request: what the choices share; their ids are its own with a number.
-        first: the number of the first one.
-    """
-    return [
-        replace(
-            request,
-            request_id=f"{request.request_id}-{first + i}",
-            sampling=request.sampling.choice(i),
-        )
-        for i in range(request.sampling.n)
-    ]
 
 
 async def read_choice(
@@ -101,44 +82,3 @@ async def read_choice(
         if reason is not None:
             charge(len(request.prompt_token_ids) + reader.num_tokens)
             record.finish(reason, reader.num_tokens)
-
-
-async def merge(
-    choices: Sequence[AsyncGenerator[T, None]],
-) -> AsyncGenerator[tuple[int, T], None]:
-    """Items of all choices as they come, with the choice's index; closing it closes them all."""
-    if len(choices) == 1:  # the usual case goes without tasks and queue
-        async with aclosing(choices[0]) as only:
-            async for item in only:
-                yield 0, item
-        return
-    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(2 * len(choices))
-    tasks = [asyncio.create_task(_pump(queue, i, choice)) for i, choice in enumerate(choices)]
-    num_open = len(choices)
-    try:
-        while num_open:
-            message = await queue.get()
-            if isinstance(message, Exception):
-                raise message
-            if message is None:
-                num_open -= 1
-            else:
-                yield message
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pump(
-    queue: asyncio.Queue[tuple[int, T] | Exception | None],
-    index: int,
-    choice: AsyncGenerator[T, None],
-) -> None:
-    try:
-        async with aclosing(choice) as items:
-            async for item in items:
-                await queue.put((index, item))
-        await queue.put(None)
-    except Exception as error:
-        await queue.put(error)

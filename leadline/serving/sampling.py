@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest
 from leadline.core.request import SamplingParams
 from leadline.serving.context import Server
-from leadline.text.chat import ChatPrompt
+from leadline.text.sampling_defaults import sampling_defaults
 
 _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias")
 _LOGPROB_FIELDS = ("logprobs", "prompt_logprobs")
-# Sampling values that ``generation_config.json`` and its override may hold.
-_OVERRIDABLE = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-_MIN_THINKING_TOP_P = 0.95  # the cloud's, with thinking
 
 
 def sampling_params(server: Server, given: Mapping[str, Any], *, max_tokens: int) -> SamplingParams:
@@ -42,8 +30,7 @@ def sampling_params(server: Server, given: Mapping[str, Any], *, max_tokens: int
         check_token_ids(server, given.get(name) or (), param=name)
     for name in _LOGPROB_FIELDS:
         check_num_logprobs(given.get(name), server.config.chat.max_logprobs, param=name)
-    overrides = server.config.chat.override_generation_config or {}
-    defaults = {name: overrides[name] for name in _OVERRIDABLE if name in overrides}
+    defaults = sampling_defaults(server.config.chat)
     return SamplingParams(**{**defaults, **given, "max_tokens": max_tokens})
 
 
@@ -64,32 +51,6 @@ def check_num_logprobs(wanted: int | None, limit: int, *, param: str) -> None:
     raise BadRequest(
         f"{param} is {wanted}; it must lie in 0..{limit} (--max-logprobs)", param=param
     )
-
-
-def thinking_policy(
-    given: Mapping[str, Any], prompt: ChatPrompt, config: ChatConfig, *, is_v4: bool
-) -> dict[str, Any]:
-    """Sampling fields of a chat under ``--sampling-policy`` (serving-api 9.2, C40).
-
-    ``honour`` only fills what the request leaves open; ``deepseek`` replaces, without an error,
-    what the cloud does not honour.
-    """
-    cloud: dict[str, Any] = {}
-    if prompt.thinking:
-        cloud = {"temperature": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        if is_v4:
-            cloud["top_p"] = _MIN_THINKING_TOP_P if prompt.tools else 1.0
-        else:
-            cloud["top_p"] = 1.0
-            if config.sampling_policy == "deepseek":
-                cloud["top_p"] = max(_MIN_THINKING_TOP_P, given.get("top_p", 1.0))
-    elif not is_v4:
-        cloud = {"top_p": 1.0}
-    if config.sampling_policy == "deepseek":
-        return {**given, **cloud}
-    overrides = config.override_generation_config or {}
-    defaults = {name: value for name, value in cloud.items() if name not in overrides}
-    return {**defaults, **given}
 
 
 def output_limit(
@@ -119,17 +80,6 @@ def output_limit(
             code="context_length_exceeded",
         )
     return min(wanted, left)
-
-
-def default_chat_limit(server: Server, prompt: ChatPrompt) -> int:
-    """Output limit of a chat that sets none: ``--default-max-tokens`` (serving-api 5.1)."""
-    overrides = server.config.chat.override_generation_config or {}
-    if (limit := overrides.get("max_new_tokens")) is not None:
-        return int(limit)
-    choice = server.config.chat.default_max_tokens
-    if choice == "deepseek":
-        return prompt.default_max_tokens(server.model.max_model_len)
-    return server.model.max_model_len if choice == "remaining" else int(choice)
 
 
 def kept_tokens(server: Server, wanted: int, max_tokens: int | None) -> int:

@@ -85,6 +85,11 @@ class AnswerStart(enum.Enum):
     TOOL_BLOCK = enum.auto()  # the prompt opened the block
     PLAIN = enum.auto()  # a quick instruction: no reasoning, no calls
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether reasoning is open."""
+        return self in (AnswerStart.REASONING, AnswerStart.REASONING_CONTINUED)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:

@@ -79,6 +79,12 @@ def _find_begun(stop: str, text: str) -> int:
 class TextOutput:
     """Engine outputs of one choice -> the text that a client sees.
 
+    Args:
+        tokenizer: the checkpoint's.
+        sampling: of the choice.
+        stop_after: the id behind which stop strings are searched, such as the end of reasoning;
+            None searches everywhere.
+
     Attributes:
         num_tokens: tokens generated so far, up to and with the one that completed a stop string.
         finish_reason: None while the choice runs. A stop string sets it before the engine does:
@@ -87,10 +93,13 @@ class TextOutput:
             token and for length.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: SamplingParams, *, stop_after: int | None = None
+    ) -> None:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self._stop_after = stop_after
         self._eos = tokenizer.eos_token_id
         self._sampling = sampling
         self._decoder = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
@@ -104,8 +113,10 @@ class TextOutput:
             self.num_tokens += 1
             piece = self._decoder.push((token_id,))
             # Stop strings are not honoured before min_tokens (serving-api 9.1).
-            if self.num_tokens > self._sampling.min_tokens:
+            if self._stop_after is None and self.num_tokens > self._sampling.min_tokens:
                 piece = self._stop.push(piece)
+            elif token_id == self._stop_after:
+                self._stop_after = None
             text += piece
             if self._stop.matched is not None:
                 self.finish_reason, self.stop_reason = FinishReason.STOP, self._stop.matched

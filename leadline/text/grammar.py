@@ -23,7 +23,6 @@ from leadline.text.structural_tag import structural_tag_grammar
 from leadline.text.tokenizer import Tokenizer
 from leadline.text.tool_grammar import ToolBlock
 
-_REASONING = (AnswerStart.REASONING, AnswerStart.REASONING_CONTINUED)
 # Its translation to Lark takes time that grows with the square of the number of rules.
 MAX_GBNF_BYTES = 2**16
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -95,7 +94,7 @@ def chat_constraint(
             answer = block.whole()
         elif content is not None:
             answer = block.whole_or(content)
-    if answer is not None and prompt.start not in _REASONING:
+    if answer is not None and not prompt.start.is_reasoning:
         return Constraint(at_once=answer)
     if answer is not None:
         after = ((tokenizer.marker_id(THINK_END), answer), *after)
@@ -124,7 +123,7 @@ def thinking_budget(
     sampling: SamplingParams, prompt: ChatPrompt, tokenizer: Tokenizer
 ) -> ThinkingBudget | None:
     """When reasoning is cut short; None without a budget, or where no reasoning is open."""
-    if sampling.thinking_token_budget < 0 or prompt.start not in _REASONING:
+    if sampling.thinking_token_budget < 0 or not prompt.start.is_reasoning:
         return None
     return ThinkingBudget(sampling.thinking_token_budget, tokenizer.marker_id(THINK_END))
 

@@ -54,6 +54,44 @@ def _function_tool(tool: Any, where: str) -> Tool:
     )
 
 
+def function_tool_choice(given: Any, *, has_tools: bool, parallel: bool = True) -> ToolChoice:
+    """OpenAI's ``tool_choice`` in all its forms, or the legacy ``function_call``.
+
+    Args:
+        given: None is ``auto`` where there are tools.
+        has_tools: whether any are declared.
+        parallel: ``parallel_tool_calls``.
+
+    Raises:
+        BadRequest: another form; ``param`` is ``tool_choice``.
+    """
+    if given is None:
+        return ToolChoice("auto" if has_tools else "none", parallel=parallel)
+    if given in ("auto", "none", "required"):
+        return ToolChoice(given, parallel=parallel)
+    if isinstance(given, Mapping):
+        if given.get("type") != "allowed_tools":
+            return ToolChoice("named", name=_chosen_name(given), parallel=False)
+        match given.get("allowed_tools"):
+            case {"mode": "auto" | "required" as mode, "tools": [*tools]}:
+                allowed = tuple(map(_chosen_name, tools))
+                return ToolChoice(mode, allowed=allowed, parallel=parallel)
+    raise BadRequest(
+        f"tool_choice is {brief(given)}; it must be none, auto, required, a function or "
+        "allowed_tools",
+        param="tool_choice",
+    )
+
+
+def _chosen_name(given: Any) -> str:
+    """The name in ``{"type": "function", "function": {"name": ...}}``, or the legacy form's."""
+    if isinstance(given, Mapping):
+        inner = given.get("function", given)
+        if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):
+            return str(inner["name"])
+    raise BadRequest(f"tool_choice has {brief(given)}; name a function", param="tool_choice")
+
+
 def check_tools(tools: Sequence[Tool], choice: ToolChoice, profile: Profile) -> None:
     """Check names, their number, and that the choice names tools that exist.
 

@@ -91,3 +91,12 @@ def test_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
     news = outputs([66, 1], reason=FinishReason.STOP, stop=1)
     assert read(reader, news) == tokenizer.decode((66,))
     assert (reader.num_tokens, reader.stop_reason) == (2, None)
+
+
+def test_stop_strings_may_be_searched_behind_an_id_only(tokenizer: Tokenizer) -> None:
+    end = tokenizer.marker_id("</think>")
+    said = tokenizer.encode("a stop")
+    text = TextOutput(tokenizer, SamplingParams(max_tokens=99, stop=("stop",)), stop_after=end)
+    assert text.push(TokenOutput("r", (*said, end, *said))) == "a stop</think>a "
+    assert text.stop_reason == "stop"
+    assert text.num_tokens == 2 * len(said) + 1

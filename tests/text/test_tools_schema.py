@@ -10,7 +10,7 @@ from leadline.core.errors import BadRequest
 from leadline.text.chat import ChatInput, Tool, ToolChoice
 from leadline.text.encoding import ChatEncoder
 from leadline.text.json_schema import close_schema
-from leadline.text.tools_schema import function_tools
+from leadline.text.tools_schema import function_tool_choice, function_tools
 from tests.text.prompts import HI, render, system
 
 BLOCK = """
@@ -223,3 +223,52 @@ def test_other_tools_are_refused(tool: Any, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         function_tools([tool])
     assert caught.value.param == param
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "has_tools", "want"),
+    [
+        (None, True, ToolChoice("auto")),
+        (None, False, ToolChoice("none")),
+        ("auto", True, ToolChoice("auto")),
+        ("none", True, ToolChoice("none")),
+        ("required", True, ToolChoice("required")),
+        (NAMED, True, ToolChoice("named", name="f", parallel=False)),
+        ({"name": "f"}, True, ToolChoice("named", name="f", parallel=False)),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+            True,
+            ToolChoice("required", allowed=("f",)),
+        ),
+    ],
+    ids=["tools", "no tools", "auto", "none", "required", "named", "legacy", "allowed"],
+)
+def test_function_tool_choice_of_openai(given: Any, has_tools: bool, want: ToolChoice) -> None:
+    assert function_tool_choice(given, has_tools=has_tools) == want
+
+
+def test_calls_that_are_not_parallel() -> None:
+    choice = function_tool_choice("auto", has_tools=True, parallel=False)
+    assert choice == ToolChoice("auto", parallel=False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "f",
+        5,
+        {"function": {}},
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": 5}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": ["auto"], "tools": [NAMED]}},
+    ],
+    ids=str,
+)
+def test_other_tool_choices_are_refused(given: Any) -> None:
+    with pytest.raises(BadRequest, match=r"^tool_choice ") as caught:
+        function_tool_choice(given, has_tools=True)
+    assert caught.value.param == "tool_choice"

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.core.request import EngineRequest, TokenOutput
+from leadline.core.streams import merge
 from leadline.serving.body import decode_body
 from leadline.serving.context import Caller, Server
 from leadline.serving.dialect import event
 from leadline.serving.endpoint import respond
-from leadline.serving.generation import Step, choice_requests, merge, read_choice
+from leadline.serving.generation import Step, read_choice
 from leadline.serving.logprobs import shown_entries
 from leadline.serving.openai.answers import FINGERPRINT, Completion, CompletionChoice, Usage
 from leadline.serving.openai.completion_prompts import completion_requests
@@ -106,7 +107,7 @@ class CompletionAnswer:
         self._n = requests[0].sampling.n
         self._choices: list[_Choice] = []
         for request in requests:
-            for own in choice_requests(request):
+            for own in request.choices():
                 self._choices.append(_Choice(server.tokenizer, body, own, len(self._choices)))
         self._streams = [
             read_choice(server, choice.request, choice.reader, caller.request_id)

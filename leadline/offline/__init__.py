@@ -1,0 +1,1 @@
+"""What ``LLM`` and ``AsyncLLM`` share: settings and prompts in, results out. No torch."""

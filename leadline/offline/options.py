@@ -1,0 +1,56 @@
+"""Keyword arguments of ``LLM`` and ``AsyncLLM``: the flags of the server by their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from leadline.config import compat
+from leadline.config.args import closest, from_values, settings
+from leadline.config.engine import EngineConfig
+from leadline.config.presets import PRESETS
+from leadline.config.server import ChatConfig
+from leadline.text.tokenizer import Tokenizer
+from leadline.weights.checkpoint import resolve_checkpoint
+
+# Of ``ChatConfig``: what decides prompts of chats, constraints on answers, and the sampling of
+# those who say nothing of it.
+CHAT_OPTIONS = (
+    "effort_profile",
+    "v4_inline_system",
+    "default_chat_template_kwargs",
+    "strict_tool_history",
+    "tool_strict_level",
+    "default_max_tokens",
+    "override_generation_config",
+)
+
+
+def read_options(model: str | Path, options: Mapping[str, Any]) -> tuple[EngineConfig, ChatConfig]:
+    """The settings that keyword arguments make.
+
+    Raises:
+        TypeError: an option of an unknown name.
+        ConfigError: a value that cannot be used.
+    """
+    known = [*(setting.name for setting in settings(EngineConfig)), *CHAT_OPTIONS]
+    for name in options:
+        if name not in known and name not in compat.NAMES:
+            hint = closest(name, [*known, "tokenizer", "skip_tokenizer_init"])
+            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+    # Nobody else asks this engine, so a list of prompts may be as long as it is.
+    values = {"max_num_queued_reqs": 0, **compat.settle(options), "model": str(model)}
+    return from_values(EngineConfig, values), from_values(ChatConfig, values)
+
+
+def load_tokenizer(tokenizer: str | Path | None, config: EngineConfig) -> Tokenizer | None:
+    """The named one, else the model's; a preset has none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if tokenizer is None and config.load_format == "dummy" and config.model in PRESETS:
+        return None
+    path = Path(tokenizer) if tokenizer else resolve_checkpoint(config.model, config.revision)
+    return Tokenizer(path / "tokenizer.json" if path.is_dir() else path)
