@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import os
+import resource
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +17,17 @@ from leadline.core.version import __version__
 
 logger = logging.getLogger(__name__)
 
+# Of file descriptors, one a connection: shells often give 1,024.
+_MAX_FILES = 65_536
+
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket that holds the address.
+    """A socket that holds the address; the process may then have as many connections as it can.
 
     Raises:
         ConfigError: the address cannot be had.
     """
+    _raise_file_limit()
     try:
         if config.uds is not None:
             return _bind_unix(config.uds)
@@ -42,6 +47,13 @@ def bind(config: ServerConfig) -> socket.socket:
             f"cannot listen on {where} ({error.strerror}); choose another --host, --port or --uds"
         ) from error
     return listener
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bind_unix(path: str) -> socket.socket:
