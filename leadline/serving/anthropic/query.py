@@ -15,7 +15,7 @@ from leadline.serving.anthropic.schema import (
     ToolChoiceOptions,
     ToolEntry,
 )
-from leadline.serving.chat import ChatQuery
+from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import answer_format
 from leadline.serving.origin import Origin
 from leadline.text.chat import ChatInput, Tool, ToolChoice

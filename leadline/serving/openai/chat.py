@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.serving.body import decode_body
-from leadline.serving.chat import prepare_chat
+from leadline.serving.chat_call import prepare_chat
 from leadline.serving.chat_run import ChatRun, ChoiceRun
 from leadline.serving.context import Caller, Server
 from leadline.serving.endpoint import respond

@@ -12,7 +12,7 @@ from typing import Any
 
 from leadline.core.errors import BadRequest
 from leadline.serving.body import decode_body
-from leadline.serving.chat import ChatCall, ChatQuery, prepare_chat
+from leadline.serving.chat_call import ChatCall, ChatQuery, prepare_chat
 from leadline.serving.chat_run import ChatRun, ChatStep
 from leadline.serving.context import Caller, Server
 from leadline.serving.errors import describe

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leadline.core.errors import BadRequest
-from leadline.serving.chat import ChatQuery
+from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import answer_format
 from leadline.serving.origin import Origin
 from leadline.serving.responses.input_items import input_messages
