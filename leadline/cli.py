@@ -126,7 +126,7 @@ async def _serve(
                 max_open=engine.limits.max_open,
             )
             app = build_app(engine, tokenizer, model_info, server_config, shown(engine_config))
-            announce(app.state.server.model_names, server_config, listener)
+            announce(app.state.server, listener)
             yield app, engine
 
     await ServerProcess(server_config, load).run(listener)

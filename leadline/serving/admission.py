@@ -67,7 +67,21 @@ class Admission:
                 retry_after=max(1.0, self._mean_seconds / self._max_open),
             )
         limits.start(self.limiter.now())
+        with self._place(limits):
+            yield
+
+    @contextmanager
+    def extend(self) -> Iterator[None]:
+        """Keep the place of the request at hand for work that goes on behind its answer."""
+        limits = _limits.get()
+        assert limits is not None, "only an admitted request has a place"
+        with self._place(limits):
+            yield
+
+    @contextmanager
+    def _place(self, limits: KeyLimits) -> Iterator[None]:
         start = time.monotonic()
+        limits.num_open += 1
         self.num_open += 1
         self._idle.clear()
         try:

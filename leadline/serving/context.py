@@ -61,21 +61,21 @@ class Caller:
 
     Attributes:
         request_id: what the ``X-Request-Id`` header and the log show.
-        tenant: salt of the key where ``--cache-isolation`` asks for one.
+        key: a name for the key of the request; empty without one.
+        isolation: ``--cache-isolation``.
         rank: the data parallel rank that a header names.
         session_id: header ``X-Session-ID``.
         affinity: of the headers that name a session in other words.
         timeout_seconds: until an unfinished request ends; None is no limit.
-        isolates_users: ``--cache-isolation user``.
     """
 
     request_id: str
-    tenant: str | None = None
+    key: str
+    isolation: str
     rank: int | None = None
     session_id: str | None = None
     affinity: str | None = None
     timeout_seconds: float | None = None
-    isolates_users: bool = False
 
     def session_key(
         self,
@@ -90,7 +90,7 @@ class Caller:
 
     def cache_salt(self, given: str | None, user: str | None = None) -> str | None:
         """Who shares cached prefixes with this request: the same salt (13.2)."""
-        owner = user if self.isolates_users else self.tenant
+        owner = {"none": None, "api-key": self.key, "user": user}[self.isolation]
         return given if owner is None else f"{owner}@{given or ''}"  # no client's salt has an @
 
 
@@ -192,16 +192,15 @@ def caller_of(http: Request) -> Caller:
         BadRequest: a header's value cannot be used.
     """
     server, headers = server_of(http), http.headers
-    isolation = server.config.access.cache_isolation
     names = (headers.get(name) for name in server.config.session_affinity_headers)
     return Caller(
         request_id=http.scope["state"]["request_id"],
-        tenant=http.scope["state"]["key"] if isolation == "api-key" else None,
+        key=http.scope["state"]["key"],
+        isolation=server.config.access.cache_isolation,
         rank=_header_number(http, "X-data-parallel-rank", 0, server.model.num_ranks - 1),
         session_id=headers.get("x-session-id"),
         affinity=next((name for name in names if name), None),
         timeout_seconds=_timeout_seconds(http, server.config.request_timeout),
-        isolates_users=isolation == "user",
     )
 
 

@@ -332,6 +332,35 @@ def test_a_background_response_can_be_cancelled(rig: MakeRig) -> None:
     assert server.engine.aborted
 
 
+def test_a_background_response_keeps_its_place_until_it_ends(rig: MakeRig) -> None:
+    server = rig("Hm</think>Hello", max_concurrency_per_key=1, **STORING)
+    admission = server.app.state.server.admission
+
+    async def test() -> None:
+        gate = server.engine.gate = asyncio.Event()
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"input": "Hi", "background": True}
+            path = f"{PATH}/{(await client.post(PATH, json=body)).json()['id']}"
+            for _ in range(100):  # turns of the loop
+                await asyncio.sleep(0)
+            assert admission.num_open == 1
+            assert (await client.post(PATH, json=body)).status_code == 429
+            gate.set()
+            await asyncio.wait_for(admission.idle(), 10)
+            assert (await client.get(path)).json()["status"] == "completed"
+
+    asyncio.run(test())
+
+
+def test_a_stored_response_belongs_to_its_key(rig: MakeRig) -> None:
+    server = rig("Hm</think>Hello", api_key=("mine", "yours"), **STORING)
+    server.http.headers["x-api-key"] = "mine"
+    path = f"{PATH}/{ask(server)['id']}"
+    assert server.http.get(path).status_code == 200
+    assert server.http.get(path, headers={"x-api-key": "yours"}).status_code == 404
+
+
 def test_truncation_auto_leaves_out_the_oldest_turns(rig: MakeRig) -> None:
     server = rig("x")
     turns = [{"role": "user", "content": f"turn {i}" + " the" * 3000} for i in range(5)]
@@ -354,6 +383,18 @@ def test_the_store_is_bounded_and_forgets() -> None:
     assert store.get("500", "you") is None
     now = 3601.0
     assert store.get("1499", "me") is None
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages"])
+def test_the_name_of_a_dropped_tool_makes_no_line_of_the_log(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    tool = {"type": "web_search_2026\nERROR all is lost" + "!" * 500, "name": "web_search"}
+    body = {"input": "Hi", "messages": HELLO, "max_tokens": 8, "tools": [tool]}
+    reply = rig("</think>a").http.post(path, json=body)
+    assert reply.status_code == (200 if path == "/v1/messages" else 400)
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+    assert not any(len(record.getMessage()) > 200 for record in caplog.records)
 
 
 def test_models_and_prefixless_path(rig: MakeRig) -> None:

@@ -54,8 +54,8 @@ class ResponsesAnswer:
         body = decode_body(raw, ResponsesRequest)
         self._store = store if body.store is not False else None
         self.is_stream = bool(body.stream)
-        self._is_background = bool(body.background)
-        if self._is_background and (self._store is None or self.is_stream):
+        self._admission = server.admission
+        if body.background and (self._store is None or self.is_stream):
             raise BadRequest(
                 "background: only responses that are stored (--enable-responses-store) and not "
                 "streamed can be generated in the background",
@@ -63,8 +63,8 @@ class ResponsesAnswer:
                 code="not_supported",
             )
         check_num_logprobs(body.top_logprobs, server.config.chat.max_logprobs, param="top_logprobs")
-        self._owner = caller.tenant
-        self._items = [*_history(body, store, caller.tenant), *input_items(body)]
+        self._owner = caller.key
+        self._items = [*_history(body, store, caller.key), *input_items(body)]
         tools = ToolTable.of(body.tools or ())
         query = responses_query(body, self._items, tools)
         call = _prepare(server, query, caller, truncates=body.truncation == "auto")
@@ -78,7 +78,7 @@ class ResponsesAnswer:
             "id": f"resp_{call.request.request_id}",
             "object": "response",
             "created_at": int(time.time()),
-            "status": "queued" if self._is_background else "in_progress",
+            "status": "queued" if body.background else "in_progress",
             "error": None,
             "incomplete_details": None,
             "model": call.model,
@@ -110,26 +110,26 @@ class ResponsesAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The same items; the events that tell of them are for nobody."""
-        if self._is_background:
-            return self._begin()
+        if self._response["background"]:
+            queued = dict(self._response)
+            self._keep().task = asyncio.create_task(self._generate())
+            return queued
+        await self._read()
+        return self._response
+
+    async def _generate(self) -> None:
+        """Generate in the background; the client reads the stored response later."""
+        with self._admission.extend():
+            self._response["status"] = "in_progress"
+            try:
+                await self._read()
+            except Exception as error:
+                self._fail(error)
+
+    async def _read(self) -> None:
         async with aclosing(self._run.steps()) as steps:
             async for step in steps:
                 self._advance(step)
-        return self._response
-
-    def _begin(self) -> dict[str, Any]:
-        """Generate in the background; the client reads the stored response later."""
-        queued = dict(self._response)
-        self._keep().task = asyncio.create_task(self._generate())
-        return queued
-
-    async def _generate(self) -> None:
-        self._is_background = False
-        self._response["status"] = "in_progress"
-        try:
-            await self.whole()
-        except Exception as error:
-            self._fail(error)
 
     def _keep(self) -> Stored:
         assert self._store is not None
@@ -178,7 +178,7 @@ class ResponsesAnswer:
         return self._writer.event({"type": f"response.{name}", "response": self._response})
 
 
-def _history(body: ResponsesRequest, store: ResponseStore | None, owner: str | None) -> list[Any]:
+def _history(body: ResponsesRequest, store: ResponseStore | None, owner: str) -> list[Any]:
     """Items of the response that a request continues, and of those before it."""
     if body.previous_response_id is None:
         return []

@@ -19,19 +19,19 @@ class Stored:
 
     Attributes:
         items: all input items, those of the responses before it included.
-        owner: the tenant that may read it.
+        owner: name of the key that may read it.
         task: generates it in the background, or None.
     """
 
     response: dict[str, Any]
     items: list[Any]
-    owner: str | None = None
+    owner: str
     task: asyncio.Task[None] | None = None
     expires: float = 0.0
 
 
 class ResponseStore:
-    """The last responses, for a while; ids are unguessable and belong to their tenant.
+    """The last responses, for a while; ids are unguessable and belong to their key.
 
     Args:
         clock: seconds.
@@ -50,7 +50,7 @@ class ResponseStore:
         while len(self._stored) > _MAX_RESPONSES or self._is_first_expired():
             self._stored.popitem(last=False)
 
-    def get(self, response_id: str, owner: str | None) -> Stored | None:
+    def get(self, response_id: str, owner: str) -> Stored | None:
         """A response of ``owner``, or None when it is unknown or forgotten."""
         stored = self._stored.get(response_id)
         if stored is None or stored.owner != owner or stored.expires <= self._clock():
