@@ -188,7 +188,7 @@ def _history(body: ResponsesRequest, store: ResponseStore | None, owner: str) ->
         if store is None:
             reason = "responses are not stored on this server, send the whole input"
         raise BadRequest(
-            f"previous_response_id is {body.previous_response_id!r}; {reason}",
+            f"previous_response_id is {body.previous_response_id[:200]!r}; {reason}",
             param="previous_response_id",
             code="previous_response_not_found",
         )
