@@ -162,7 +162,8 @@ class Server:
         served = name.removesuffix("[1m]")
         if served not in self.model_names:
             raise BadRequest(
-                f"the model {name[:200]!r} does not exist; this server has {', '.join(self.model_names)}",
+                f"the model {name[:200]!r} does not exist; "
+                f"this server has {', '.join(self.model_names)}",
                 param="model",
                 code="model_not_found",
             )

@@ -49,7 +49,7 @@ def answer_format(given: Mapping[str, Any] | None, schema: Any, *, where: str) -
             )
         return AnswerFormat(enforced=StructuredOutputs(regex=pattern))
     raise BadRequest(
-        f"{where}.type is {brief(kind)}; choose one of text, json_object, json_schema, structural_tag "
-        "and regex",
+        f"{where}.type is {brief(kind)}; choose one of text, json_object, json_schema, "
+        "structural_tag and regex",
         param=f"{where}.type",
     )
