@@ -66,7 +66,7 @@ def chat_input(body: ChatRequest, form: AnswerFormat) -> ChatInput:
         messages=body.messages,
         tools=tools,
         tool_choice=function_tool_choice(
-            body.function_call if body.tool_choice is None else body.tool_choice,
+            body.tool_choice if body.tool_choice is not None else body.function_call,
             has_tools=bool(tools),
             parallel=body.parallel_tool_calls is not False,
         ),
