@@ -11,6 +11,7 @@ import pytest
 
 from leadline.serving.responses.store import ResponseStore, Stored
 from leadline.serving.responses.tools import FreeFormInput
+from leadline.text.tokenizer import Tokenizer
 from tests.serving.conftest import HELLO, MakeRig, Rig
 from tests.serving.test_chat import CALL
 
@@ -258,13 +259,16 @@ def test_effort_none_turns_thinking_off(rig: MakeRig) -> None:
     ]
 
 
-def test_logprobs_belong_to_the_text(rig: MakeRig) -> None:
-    server = rig("Hm</think>Hello")
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_c41_logprobs_belong_to_the_text(rig: MakeRig, tokenizer: Tokenizer, size: int) -> None:
+    """Also where an output of the engine holds the end of the reasoning and the text."""
+    ids = tokenizer.encode("Hm</think>Hello")
+    server = rig([ids[i : i + size] for i in range(0, len(ids), size)])
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
     reasoning, message = ask(server, include=include, top_logprobs=2)["output"]
     assert reasoning["encrypted_content"] == ""
     tokens = "".join(entry["token"] for entry in message["content"][0]["logprobs"])
-    assert tokens.endswith("Hello")
+    assert tokens == "Hello"
     assert len(message["content"][0]["logprobs"][0]["top_logprobs"]) == 2
 
 

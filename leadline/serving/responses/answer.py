@@ -74,6 +74,7 @@ class ResponsesAnswer:
             tools, has_encrypted=ENCRYPTED_REASONING in (body.include or ())
         )
         self._logprobs = LogprobWriter(server.tokenizer) if wants_logprobs(body) else None
+        self._marker_ids = server.tokenizer.added_ids
         self._response: dict[str, Any] = {
             "id": f"resp_{call.request.request_id}",
             "object": "response",
@@ -160,7 +161,10 @@ class ResponsesAnswer:
         if self._logprobs is None:
             return ()
         entries = step.choice.take_entries()
-        return self._logprobs.chat(entries) if isinstance(delta, Content) else ()
+        if not isinstance(delta, Content):
+            return ()
+        markers = [i for i, entry in enumerate(entries) if entry.token_id in self._marker_ids]
+        return self._logprobs.chat(entries[markers[-1] + 1 if markers else 0 :])
 
     def _fail(self, error: Exception) -> bytes:
         """Settle a response that an error ended; returns the events that close its item."""
