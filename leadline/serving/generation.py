@@ -8,10 +8,18 @@ from dataclasses import replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from leadline.core.errors import BadRequest, EngineDead, EngineOverloaded, RequestTimeout
-from leadline.core.request import EngineRequest, FinishReason, TokenOutput
+from leadline.core.request import (
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    TokenLogprobs,
+    TokenOutput,
+)
 from leadline.serving.admission import charge
 from leadline.serving.context import Server
 from leadline.serving.errors import GenerationFailed
+from leadline.text.detokenizer import shown_token_ids
+from leadline.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Piece = TypeVar("Piece", covariant=True)
@@ -84,6 +92,23 @@ async def read_choice(
         if reason is not None:
             charge(len(request.prompt_token_ids) + reader.num_tokens)
             record.finish(reason, reader.num_tokens)
+
+
+def shown_entries(
+    output: TokenOutput, num_counted: int, sampling: SamplingParams, tokenizer: Tokenizer
+) -> list[TokenLogprobs]:
+    """Log-probabilities of the tokens that the client is shown (C41).
+
+    Args:
+        output: one output of the engine.
+        num_counted: its tokens up to a stop string's end.
+        sampling: the choice's parameters.
+        tokenizer: says which ids are hidden.
+    """
+    eos = tokenizer.eos_token_id
+    num_shown = min(num_counted, len(shown_token_ids(output, sampling, eos=eos)))
+    hidden = tokenizer.special_ids if sampling.skip_special_tokens else ()
+    return [entry for entry in output.logprobs[:num_shown] if entry.token_id not in hidden]
 
 
 def _by_token(output: TokenOutput) -> Iterator[TokenOutput]:

@@ -16,8 +16,7 @@ from leadline.serving.body import decode_body
 from leadline.serving.context import Caller, Server
 from leadline.serving.endpoint import respond
 from leadline.serving.events import BLANK, event, event_template, json_line
-from leadline.serving.generation import Step, read_choice
-from leadline.serving.logprobs import shown_entries
+from leadline.serving.generation import Step, read_choice, shown_entries
 from leadline.serving.openai.answers import FINGERPRINT, Completion, CompletionChoice, Usage
 from leadline.serving.openai.completion_prompts import completion_requests
 from leadline.serving.openai.logprobs import CompletionLogprobs, LogprobWriter
