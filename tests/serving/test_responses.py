@@ -381,12 +381,18 @@ def test_the_store_is_bounded_and_forgets() -> None:
     now = 0.0
     store = ResponseStore(clock=lambda: now)
     for i in range(1500):
-        store.put(Stored({"id": str(i)}, [], owner="me"))
+        store.put(Stored({"id": str(i)}, [], "me", 1))
     assert store.get("499", "me") is None
     assert store.get("500", "me") is not None
     assert store.get("500", "you") is None
-    now = 3601.0
+    store.put(Stored({"id": "large"}, [], "me", 256 * 2**20))
     assert store.get("1499", "me") is None
+    assert store.get("large", "me") is not None
+    store.put(Stored({"id": "too large"}, [], "me", 257 * 2**20))
+    assert store.get("too large", "me") is None
+    store.put(Stored({"id": "last"}, [], "me", 1))
+    now = 3601.0
+    assert store.get("last", "me") is None
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/messages"])

@@ -63,7 +63,7 @@ class ResponsesAnswer:
                 code="not_supported",
             )
         check_num_logprobs(body.top_logprobs, server.config.chat.max_logprobs, param="top_logprobs")
-        self._owner = caller.key
+        self._owner, self._num_bytes = caller.key, len(raw)
         self._items = [*_history(body, store, caller.key), *input_items(body)]
         tools = ToolTable.of(body.tools or ())
         query = responses_query(body, self._items, tools)
@@ -134,7 +134,7 @@ class ResponsesAnswer:
 
     def _keep(self) -> Stored:
         assert self._store is not None
-        stored = Stored(self._response, self._items, self._owner)
+        stored = Stored(self._response, self._items, self._owner, self._num_bytes)
         self._store.put(stored)
         return stored
 
