@@ -272,6 +272,15 @@ def test_c41_logprobs_belong_to_the_text(rig: MakeRig, tokenizer: Tokenizer, siz
     assert len(message["content"][0]["logprobs"][0]["top_logprobs"]) == 2
 
 
+@pytest.mark.parametrize("interval", [1, 3, 100])
+def test_c41_logprobs_of_a_stream_are_those_of_its_text(rig: MakeRig, interval: int) -> None:
+    server = rig("Hm</think>Hello", stream_interval=interval)
+    stream = events(server, top_logprobs=1)
+    sent = [entry for event in stream if "delta" in event for entry in event.get("logprobs", ())]
+    assert "".join(entry["token"] for entry in sent) == "Hello"
+    assert stream[-1]["response"]["output"][-1]["content"][0]["logprobs"] == sent
+
+
 @pytest.mark.parametrize(
     ("item", "path"),
     [

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from leadline.core.errors import BadRequest
@@ -30,6 +31,7 @@ from leadline.serving.responses.store import ResponseStore, Stored
 from leadline.serving.responses.tools import ToolTable
 from leadline.serving.sampling import check_num_logprobs
 from leadline.text.chat import Content, Delta
+from leadline.text.markers import THINK_END
 
 
 class ResponsesAnswer:
@@ -75,6 +77,7 @@ class ResponsesAnswer:
         )
         self._logprobs = LogprobWriter(server.tokenizer) if wants_logprobs(body) else None
         self._marker_ids = server.tokenizer.added_ids
+        self._think_end = server.tokenizer.marker_id(THINK_END)
         self._response: dict[str, Any] = {
             "id": f"resp_{call.request.request_id}",
             "object": "response",
@@ -157,14 +160,15 @@ class ResponsesAnswer:
         return data
 
     def _entries(self, step: ChatStep, delta: Delta) -> Sequence[TokenLogprob]:
-        """Log-probabilities of the answer's text; those of anything else are dropped."""
-        if self._logprobs is None:
+        """Log-probabilities of the answer's text: from the end of reasoning to the next marker."""
+        if self._logprobs is None or not isinstance(delta, Content):
             return ()
         entries = step.choice.take_entries()
-        if not isinstance(delta, Content):
-            return ()
-        markers = [i for i, entry in enumerate(entries) if entry.token_id in self._marker_ids]
-        return self._logprobs.chat(entries[markers[-1] + 1 if markers else 0 :])
+        ends = [i for i, entry in enumerate(entries) if entry.token_id == self._think_end]
+        text = entries[ends[-1] + 1 :] if ends else entries
+        return self._logprobs.chat(
+            list(takewhile(lambda entry: entry.token_id not in self._marker_ids, text))
+        )
 
     def _fail(self, error: Exception) -> bytes:
         """Settle a response that an error ended; returns the events that close its item."""
