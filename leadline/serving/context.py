@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 
@@ -29,10 +28,6 @@ from leadline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-# Below this many bytes, decoding and tokenising take less than handing them to a thread gains.
-_SMALL_BODY = 16 * 1024
 _MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 
 
@@ -173,11 +168,6 @@ class Server:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
         if num_tokens >= self.model.max_model_len:
             raise prompt_too_long(num_tokens, self.model.max_model_len, param=param)
-
-
-async def prepare(raw: bytes, work: Callable[[], T]) -> T:
-    """Decode and tokenise a request; a large one in a thread, so that streams go on (C53)."""
-    return work() if len(raw) <= _SMALL_BODY else await asyncio.to_thread(work)
 
 
 def server_of(http: Request) -> Server:
