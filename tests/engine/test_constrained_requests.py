@@ -24,7 +24,7 @@ from leadline.core.request import (
 from leadline.engine.constraint import ConstraintState
 from leadline.engine.grammar import GrammarCompiler
 from tests.fakes import EOS, FIRST_ID, VOCAB_SIZE, FakeEngine, expected_tokens, fake_engine
-from tests.grammars import THINK_END, ids_of, text_of, write_tokenizer
+from tests.grammars import THINK_END, TOOL, ids_of, text_of, write_tokenizer
 
 both_depths = pytest.mark.parametrize("asynchronous", [False, True], ids=["depth 0", "depth 1"])
 
@@ -169,6 +169,19 @@ def test_item_69_a_thinking_budget_forces_the_end_of_reasoning_once(asynchronous
     assert tokens_of(outputs["a"])[:6] == [*free, THINK_END]
     assert tokens_of(outputs["a"]).count(THINK_END) == 1
     assert tokens_of(outputs["at once"])[0] == THINK_END
+
+
+@both_depths
+def test_a_call_that_begins_in_reasoning_outlasts_the_thinking_budget(
+    grammars: GrammarCompiler, asynchronous: bool
+) -> None:
+    engine = fake_engine(asynchronous=asynchronous, grammars=grammars)
+    calls = Constraint(after=((TOOL, 'start: "abcdefgh"'),))
+    budget = ThinkingBudget(4, THINK_END)
+    engine.add(ask("a", [20], 20, constraint=calls, budget=budget, logit_bias={TOOL: 100.0}))
+    [outputs] = drain(engine).values()
+    assert outputs[-1].finish_reason is FinishReason.STOP, outputs[-1].error
+    assert tokens_of(outputs) == [TOOL, *ids_of("abcdefgh")]
 
 
 def test_bad_sequences_are_never_completed() -> None:
