@@ -13,6 +13,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,7 +60,8 @@ class GrammarCompiler:
         self._file = tokenizer
         self._tokenizer = grammar_probe.read_tokenizer(str(path), vocab_size, eos_token_id)
         self._threads = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="grammar")
-        self._idle_probes: list[_Probe] = []
+        self._lock = threading.Lock()
+        self._idle_probe: _Probe | None = None
         self._cache: OrderedDict[Constraint, Future[ConstraintState]] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Future[ConstraintState]:
@@ -96,19 +98,20 @@ class GrammarCompiler:
         return matcher
 
     def _probe(self, grammar: str) -> str:
-        """What a probe says; each thread takes one of its own, and leaves it if it still lives."""
+        """What a probe says; each thread takes one of its own.
+
+        The one that is left last waits for the next grammar: another costs a second, or 150 MB.
+        """
         probe = self._take_probe()
         error = probe.check(grammar)
-        if probe.is_alive:
-            self._idle_probes.append(probe)
+        self._idle_probe = probe
         return error
 
     def _take_probe(self) -> _Probe:
-        with contextlib.suppress(IndexError):
-            while not (probe := self._idle_probes.pop()).is_alive:
-                pass  # something else has ended it; a grammar must not be blamed
-            return probe
-        return _Probe(self._file)
+        with self._lock:
+            probe, self._idle_probe = self._idle_probe, None
+        # Something else may have ended it; a grammar must not be blamed.
+        return probe if probe is not None and probe.is_alive else _Probe(self._file)
 
 
 class _Probe:

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
+import select
+import subprocess
+import sys
 from pathlib import Path
+from threading import Barrier
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +26,6 @@ def compiler(tmp_path: Path) -> GrammarCompiler:
     return GrammarCompiler(write_tokenizer(tmp_path))
 
 
-RULES = "\n".join(f'r{i}: "a{i}" | r{i + 1}' for i in range(20_000))
 RULES = "\n".join(f'r{i}: "a{i}" | r{i + 1}' for i in range(20_000))
 DEEP = f'start: r0\n{RULES}\nr20000: "b"'
 SLOW = "start: " + "|".join(f'"abc{i}"' for i in range(60_000))
@@ -83,7 +87,8 @@ def test_what_was_compiled_is_remembered_and_what_failed_is_tried_again(
 def test_the_processes_that_check_grammars_end_with_their_compiler(tmp_path: Path) -> None:
     compiler = GrammarCompiler(write_tokenizer(tmp_path))
     compiler.compile(Constraint('start: "a"')).result()
-    [probe] = compiler._idle_probes
+    probe = compiler._idle_probe
+    assert probe is not None
     pid = probe._process.pid
     del compiler, probe
     gc.collect()
@@ -91,11 +96,58 @@ def test_the_processes_that_check_grammars_end_with_their_compiler(tmp_path: Pat
         os.kill(pid, 0)
 
 
+def test_a_process_that_checks_grammars_does_not_outlive_a_killed_engine(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys
+from leadline.core.request import Constraint
+from leadline.engine.grammar import GrammarCompiler
+from tests.grammars import write_tokenizer
+compiler = GrammarCompiler(write_tokenizer(pathlib.Path(sys.argv[1])))
+compiler.compile(Constraint('start: "a"')).result()
+print(compiler._idle_probe._process.pid, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as engine:
+        assert engine.stdout is not None
+        probe = os.pidfd_open(int(engine.stdout.readline()))
+        engine.kill()
+        [ended], _, _ = select.select([probe], [], [], 60)
+        os.close(ended)
+
+
+def test_grammars_that_come_together_leave_one_process(compiler: GrammarCompiler) -> None:
+    held = Barrier(3)
+
+    class Probe(grammar._Probe):
+        def check(self, text: str) -> str:
+            held.wait()  # so that none is idle when the next one is wanted
+            self.pids.append(self._process.pid)
+            return super().check(text)
+
+        pids: ClassVar[list[int]] = []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar, "_Probe", Probe)
+        for future in [compiler.compile(Constraint(f'start: "{i}"')) for i in range(3)]:
+            future.result()
+    assert len(set(Probe.pids)) == 3
+    assert compiler._idle_probe is not None
+    for pid in {*Probe.pids} - {compiler._idle_probe._process.pid}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
 def test_a_grammar_is_not_blamed_for_a_checking_process_that_was_killed(
     compiler: GrammarCompiler,
 ) -> None:
     compiler.compile(Constraint('start: "a"')).result()
-    [probe] = compiler._idle_probes
+    probe = compiler._idle_probe
+    assert probe is not None
     probe._process.kill()
     probe._process.wait()
     assert compiler.compile(Constraint('start: "b"')).result()
