@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 5.0
 MAX_WORKERS = 4
 MAX_CACHED = 128
+# Of all remembered grammars; compiled, a large schema takes some fifty times its own size.
+MAX_CACHED_CHARACTERS = 2**23
 
 
 class TokenizerFile(NamedTuple):
@@ -73,8 +75,10 @@ class GrammarCompiler:
         if known is None or (known.done() and known.exception() is not None):
             known = self._threads.submit(self._compile, constraint)
         self._cache[constraint] = known
-        if len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
+        excess = sum(map(_num_characters, self._cache)) - MAX_CACHED_CHARACTERS
+        while len(self._cache) > 1 and (len(self._cache) > MAX_CACHED or excess > 0):
+            oldest, _ = self._cache.popitem(last=False)
+            excess -= _num_characters(oldest)
         return known
 
     def _compile(self, constraint: Constraint) -> ConstraintState:
@@ -112,6 +116,10 @@ class GrammarCompiler:
             probe, self._idle_probe = self._idle_probe, None
         # Something else may have ended it; a grammar must not be blamed.
         return probe if probe is not None and probe.is_alive else _Probe(self._file)
+
+
+def _num_characters(constraint: Constraint) -> int:
+    return len(constraint.at_once or "") + sum(len(grammar) for _, grammar in constraint.after)
 
 
 class _Probe:

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-import select
-import subprocess
-import sys
 from pathlib import Path
 from threading import Barrier
 from typing import ClassVar
@@ -84,6 +81,18 @@ def test_what_was_compiled_is_remembered_and_what_failed_is_tried_again(
     assert compiler.compile(Constraint('start: "a"')) is not good  # the oldest of three
 
 
+def test_few_large_grammars_are_remembered(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MAX_CACHED_CHARACTERS", 30)
+    known = [Constraint(after=((TOOL, f'start: "{name}"'),)) for name in "abc"]  # of 10 each
+    first, second, third = map(compiler.compile, known)
+    assert compiler.compile(Constraint('start: "d"')).result()
+    assert [compiler.compile(constraint) for constraint in known[1:]] == [second, third]
+    assert compiler.compile(known[0]) is not first
+    assert compiler.compile(Constraint(f'start: "{"a" * 50}"')).result()
+
+
 def test_the_processes_that_check_grammars_end_with_their_compiler(tmp_path: Path) -> None:
     compiler = GrammarCompiler(write_tokenizer(tmp_path))
     compiler.compile(Constraint('start: "a"')).result()
@@ -94,30 +103,6 @@ def test_the_processes_that_check_grammars_end_with_their_compiler(tmp_path: Pat
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_a_process_that_checks_grammars_does_not_outlive_a_killed_engine(tmp_path: Path) -> None:
-    program = """
-import pathlib, sys
-from leadline.core.request import Constraint
-from leadline.engine.grammar import GrammarCompiler
-from tests.grammars import write_tokenizer
-compiler = GrammarCompiler(write_tokenizer(pathlib.Path(sys.argv[1])))
-compiler.compile(Constraint('start: "a"')).result()
-print(compiler._idle_probe._process.pid, flush=True)
-sys.stdin.read()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    ) as engine:
-        assert engine.stdout is not None
-        probe = os.pidfd_open(int(engine.stdout.readline()))
-        engine.kill()
-        [ended], _, _ = select.select([probe], [], [], 60)
-        os.close(ended)
 
 
 def test_grammars_that_come_together_leave_one_process(compiler: GrammarCompiler) -> None:
