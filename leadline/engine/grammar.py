@@ -69,10 +69,11 @@ class GrammarCompiler:
     def compile(self, constraint: Constraint) -> Future[ConstraintState]:
         """The state before any token, to be copied; the future fails with ``BadRequest``.
 
-        What failed is tried again when it comes again: the machine may have been busy.
+        It may be cancelled. What failed is tried again when it comes again: the machine may have
+        been busy.
         """
         known = self._cache.pop(constraint, None)
-        if known is None or (known.done() and known.exception() is not None):
+        if known is None or known.cancelled() or (known.done() and known.exception()):
             known = self._threads.submit(self._compile, constraint)
         self._cache[constraint] = known
         excess = sum(map(_num_characters, self._cache)) - MAX_CACHED_CHARACTERS

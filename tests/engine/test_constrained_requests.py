@@ -243,16 +243,36 @@ def test_a_request_is_deferred_while_its_grammar_is_compiled(grammars: GrammarCo
     assert tokens_of(drain_ready(engine)["other"]) == expected_tokens([21], 2)
     assert (engine.stats().num_waiting, engine.stats().num_deferred) == (3, 3)
     assert engine.idle_seconds() == pytest.approx(3.0)
+    held.futures[2].set_running_or_notify_cancel()  # it is being compiled, and the others wait
     engine.abort("gone")
     now = 103.0
     ended = drain_ready(engine)
     assert ended["gone"][0].finish_reason is FinishReason.ABORT
     assert ended["late"][0].finish_reason is FinishReason.TIMEOUT
     assert engine.idle_seconds() is None
-    for future in held.futures:  # two of them for requests that have gone
+    assert [future.cancelled() for future in held.futures] == [False, True, False]
+    for future in held.futures[::2]:
         future.set_result(grammars.compile(constraint).result())
     assert len(calls) == 3
     assert text_of(tokens_of(drain_ready(engine)["waits"])) == "abc"
+    check_idle(engine)
+
+
+def test_c49_a_grammar_is_not_compiled_when_all_who_asked_for_it_have_gone() -> None:
+    class OneCompiler(HeldCompiler):
+        def compile(self, constraint: Constraint) -> Future[ConstraintState]:
+            return self.futures[0] if self.futures else super().compile(constraint)
+
+    one = OneCompiler()
+    engine = fake_engine(grammars=one)
+    for name in ("a", "b"):
+        engine.add(ask(name, [20], 9, constraint=Constraint('start: "abc"')))
+    engine.abort("a")
+    drain_ready(engine)
+    assert not one.futures[0].cancelled()
+    engine.abort("b")
+    drain_ready(engine)
+    assert one.futures[0].cancelled()
     check_idle(engine)
 
 
@@ -288,12 +308,15 @@ def test_c49_a_thousand_aborts_in_every_state_leave_nothing_behind(
             if engine.has_work:
                 engine.step()
         if held.futures and rng.random() < 0.5:
-            rng.choice(ends)(held.futures.pop(rng.randrange(len(held.futures))))
+            future = held.futures.pop(rng.randrange(len(held.futures)))
+            if future.set_running_or_notify_cancel():
+                rng.choice(ends)(future)
         for name in (f"r{rng.randint(max(0, i - 6), i)}", f"r{max(0, i - 7)}", "unknown"):
             engine.abort(name)
             aborted.add(name)
     for future in held.futures:
-        ends[0](future)
+        if future.set_running_or_notify_cancel():
+            ends[0](future)
     for i in range(1000):
         engine.abort(f"r{i}")
     drain_ready(engine)

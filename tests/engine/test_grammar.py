@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import ClassVar
 
 import numpy as np
@@ -79,6 +80,19 @@ def test_what_was_compiled_is_remembered_and_what_failed_is_tried_again(
     assert compiler.compile(Constraint("start: (")) is not bad
     compiler.compile(Constraint('start: "b"')).result()
     assert compiler.compile(Constraint('start: "a"')) is not good  # the oldest of three
+
+
+def test_what_was_cancelled_in_the_queue_is_compiled_when_it_comes_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_threads", ThreadPoolExecutor(1))
+    hold = Event()
+    compiler._threads.submit(hold.wait)
+    queued = compiler.compile(Constraint('start: "a"'))
+    assert queued.cancel()
+    again = compiler.compile(Constraint('start: "a"'))
+    hold.set()
+    assert again.result()
 
 
 def test_few_large_grammars_are_remembered(
