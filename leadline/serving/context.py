@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -46,6 +47,7 @@ class ModelInfo:
         vocab_size: the model's, which may be larger than the tokenizer's.
         max_open: requests that the engine takes, running or waiting; 0 is no bound.
         num_ranks: data parallel ranks, each with a prefix cache of its own.
+        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
     """
 
     root: str
@@ -53,6 +55,7 @@ class ModelInfo:
     vocab_size: int
     max_open: int = 0
     num_ranks: int = 1
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class Server:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        profile = choose_profile(config.chat.effort_profile)
+        profile = choose_profile(config.chat.effort_profile, model.folder)
         self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model
         self.config = config
