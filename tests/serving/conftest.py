@@ -40,6 +40,13 @@ class Rig:
         """The last prompt that the engine got, with its markers."""
         return self.tokenizer.decode(self.engine.requests[-1].prompt_token_ids)
 
+    @property
+    def script(self) -> str:
+        """What the engine says, up to its end token."""
+        steps = (step for step in self.engine.script if not isinstance(step, BaseException))
+        text = self.tokenizer.decode([token_id for step in steps for token_id in step])
+        return text.removesuffix("<｜end▁of▁sentence｜>")
+
     def post(self, path: str, **body: Any) -> Any:
         """The whole answer to a body."""
         reply = self.http.post(path, json=body)
@@ -83,27 +90,41 @@ class Rig:
 
 MakeRig = Callable[..., Rig]
 
+# For tests of the checklist: a statement that names no profile holds for both.
+both_profiles = pytest.mark.parametrize("rig", ["v41", "v4"], indirect=True)
+
 
 @pytest.fixture
-def rig(tokenizer: Tokenizer) -> MakeRig:
-    """Make a rig whose engine says a text or steps of ids; markers in the text are markers."""
+def rig(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> MakeRig:
+    """Make a rig whose engine says a text or steps of ids; markers in the text are markers.
+
+    The profile is V4.1's, or the one that ``both_profiles`` gives; tool blocks of a text are
+    spelled as its model spells them.
+    """
+    profile: str = getattr(request, "param", "v41")
 
     def make(
         script: str | list[Step], *, end: bool = True, max_model_len: int = 8192, **config: Any
     ) -> Rig:
-        steps: list[Step] = (
-            [(token_id,) for token_id in tokenizer.encode(script)]
-            if isinstance(script, str)
-            else list(script)
-        )
+        if isinstance(script, str):
+            text = in_v4(script) if profile == "v4" else script
+            steps: list[Step] = [(token_id,) for token_id in tokenizer.encode(text)]
+        else:
+            steps = list(script)
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
         model_info = replace(MODEL_INFO, max_model_len=max_model_len)
-        app = build_app(engine, tokenizer, model_info, from_values(ServerConfig, config))
+        settings = from_values(ServerConfig, {"effort_profile": profile} | config)
+        app = build_app(engine, tokenizer, model_info, settings)
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make
+
+
+def in_v4(text: str) -> str:
+    """V4.1's tool blocks in V4's spelling."""
+    return text.replace("｜DSML｜ calls", "｜DSML｜tool_calls").replace("｜DSML｜ ", "｜DSML｜")
 
 
 def joined(chunks: list[Any], key: str, index: int = 0) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import HELLO, MakeRig, joined
+from tests.serving.conftest import HELLO, MakeRig, both_profiles, joined
 
 CALL = (
     'let me see</think>On it.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
@@ -43,6 +43,7 @@ def test_answer_splits_reasoning_from_content(rig: MakeRig) -> None:
     assert reply["model"] == "tiny"
 
 
+@both_profiles
 def test_item_69_reasoning_that_never_closes_is_all_reasoning(rig: MakeRig) -> None:
     reply = rig("Hm, well and", end=False).chat()
     assert reply["choices"][0]["message"]["reasoning_content"] == "Hm, well and"
@@ -307,6 +308,7 @@ def test_max_tokens_is_lowered_to_the_context(
     assert request.sampling.max_tokens == (left if limit == "rest" else limit)
 
 
+@both_profiles
 def test_c26_unknown_fields_and_nulls_are_ignored(
     rig: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:

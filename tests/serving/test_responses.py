@@ -11,7 +11,7 @@ import pytest
 
 from leadline.serving.responses.store import ResponseStore, Stored
 from leadline.serving.responses.tools import FreeFormInput
-from tests.serving.conftest import HELLO, MakeRig, Rig
+from tests.serving.conftest import HELLO, MakeRig, Rig, both_profiles
 from tests.serving.test_chat import CALL
 
 PATH = "/v1/responses"
@@ -62,6 +62,7 @@ def test_answer_has_reasoning_and_message_items(rig: MakeRig) -> None:
     assert reply["id"].startswith("resp_")
 
 
+@both_profiles
 @pytest.mark.parametrize("step", [1, 3, 1000], ids=lambda n: f"step={n}")
 @pytest.mark.parametrize("text", ["Hm.</think>Hello 😀", CALL, calling("patch", "input", 'a\n"é')])
 def test_c33_stream_is_numbered_and_equals_the_whole(rig: MakeRig, text: str, step: int) -> None:
@@ -108,6 +109,7 @@ def test_a_cut_answer_is_incomplete(rig: MakeRig) -> None:
     assert final["response"]["output"][-1]["status"] == "incomplete"
 
 
+@both_profiles
 def test_c33_a_failure_in_mid_stream_is_the_terminal_event(rig: MakeRig) -> None:
     stream = events(rig([(66,), RuntimeError("secret")], end=False))
     assert [e["type"] for e in stream].count("response.failed") == 1
