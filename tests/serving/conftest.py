@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -20,6 +17,7 @@ from leadline.config.server import ServerConfig
 from leadline.serving.app import build_app
 from leadline.serving.context import ModelInfo
 from leadline.text.tokenizer import Tokenizer
+from tests.serving import live
 from tests.serving.scripted import ScriptedEngine, Step
 
 MODEL_INFO = ModelInfo(root="house/tiny", max_model_len=8192, vocab_size=1024)
@@ -46,6 +44,11 @@ class Rig:
         steps = (step for step in self.engine.script if not isinstance(step, BaseException))
         text = self.tokenizer.decode([token_id for step in steps for token_id in step])
         return text.removesuffix("<｜end▁of▁sentence｜>")
+
+    def say(self, text: str) -> None:
+        """Let the engine say another text from now on."""
+        ids = (*self.tokenizer.encode(text), self.tokenizer.eos_token_id)
+        self.engine.script = [(token_id,) for token_id in ids]
 
     def post(self, path: str, **body: Any) -> Any:
         """The whole answer to a body."""
@@ -133,18 +136,6 @@ def joined(chunks: list[Any], key: str, index: int = 0) -> str:
     return "".join(part["delta"].get(key) or "" for part in parts)
 
 
-@contextmanager
-def serving(server: Rig) -> Iterator[str]:
+def serving(server: Rig) -> AbstractContextManager[str]:
     """Serve on a free port; yields its address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        config = uvicorn.Config(server.app, log_level="error", lifespan="off")
-        web = uvicorn.Server(config)
-        thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            web.should_exit = True
-            thread.join()
+    return live.serving(server.app)
