@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,7 +108,13 @@ def rig(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> MakeRig:
     profile: str = getattr(request, "param", "v41")
 
     def make(
-        script: str | list[Step], *, end: bool = True, max_model_len: int = 8192, **config: Any
+        script: str | list[Step],
+        *,
+        end: bool = True,
+        max_model_len: int = 8192,
+        tokenizer: Tokenizer = tokenizer,
+        folder: Path | None = None,
+        **config: Any,
     ) -> Rig:
         if isinstance(script, str):
             text = in_v4(script) if profile == "v4" else script
@@ -117,7 +124,7 @@ def rig(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> MakeRig:
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
-        model_info = replace(MODEL_INFO, max_model_len=max_model_len)
+        model_info = replace(MODEL_INFO, max_model_len=max_model_len, folder=folder)
         settings = from_values(ServerConfig, {"effort_profile": profile} | config)
         app = build_app(engine, tokenizer, model_info, settings)
         return Rig(engine, app, TestClient(app), tokenizer)

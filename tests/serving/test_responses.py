@@ -120,7 +120,7 @@ def test_c33_a_failure_in_mid_stream_is_the_terminal_event(rig: MakeRig) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_usage(rig: MakeRig, stream: bool) -> None:
+def test_c60_usage_tells_what_was_cached(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")
     server.engine.num_cached_tokens = 3
     usage = events(server)[-1]["response"]["usage"] if stream else ask(server)["usage"]

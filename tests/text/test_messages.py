@@ -44,7 +44,7 @@ def test_c5_errors_name_the_place(encoder: ChatEncoder, messages: Any, param: st
 
 
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
-def test_images_are_refused_by_name(encoder: ChatEncoder, kind: str) -> None:
+def test_c5_images_are_refused_by_name(encoder: ChatEncoder, kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:,"}}
     with pytest.raises(BadRequest, match=f"{kind}.*images are not supported") as caught:
         encoder.encode(ChatInput([HI, {"role": "user", "content": ["text", part]}]))
@@ -52,7 +52,7 @@ def test_images_are_refused_by_name(encoder: ChatEncoder, kind: str) -> None:
     assert caught.value.code == "not_supported"
 
 
-def test_r11_c17_a_quoted_image_marker_does_not_lock_a_conversation(encoder: ChatEncoder) -> None:
+def test_c17_r11_a_quoted_image_marker_does_not_lock_a_conversation(encoder: ChatEncoder) -> None:
     marker = "<｜deepseek_image｜>"
     messages = [{"role": "user", "content": f"what is {marker}?"}, REPLY]
     messages += [HI, calls("1"), result("1", [{"type": "text", "text": marker}]), HI]
