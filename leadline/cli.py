@@ -125,9 +125,9 @@ async def _serve(
                 max_model_len=engine.limits.max_model_len,
                 vocab_size=engine.limits.vocab_size,
                 max_open=engine.limits.max_open,
-                folder=folder,
             )
-            app = build_app(engine, tokenizer, model_info, server_config, shown(engine_config))
+            settings = shown(engine_config)
+            app = build_app(engine, tokenizer, model_info, server_config, settings, folder)
             announce(app.state.server.model_names, server_config, listener)
             yield app, engine
 

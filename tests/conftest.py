@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import sys
 import zlib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,6 +39,16 @@ def seeded(request: pytest.FixtureRequest) -> None:
     # Tests of the parts without torch must not pay for importing it.
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def logging_restored() -> Iterator[None]:
+    """Commands set logging up for their process; the next test has its own again."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

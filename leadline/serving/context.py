@@ -47,7 +47,6 @@ class ModelInfo:
         vocab_size: the model's, which may be larger than the tokenizer's.
         max_open: requests that the engine takes, running or waiting; 0 is no bound.
         num_ranks: data parallel ranks, each with a prefix cache of its own.
-        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
     """
 
     root: str
@@ -55,7 +54,6 @@ class ModelInfo:
     vocab_size: int
     max_open: int = 0
     num_ranks: int = 1
-    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,7 @@ class Server:
         model: what clients may know of it.
         config: the server's settings.
         engine_settings: the engine's, as ``/server_info`` shows them.
+        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
 
     Raises:
         ConfigError: an alias of no model, or keys that cannot be read.
@@ -118,10 +117,11 @@ class Server:
         model: ModelInfo,
         config: ServerConfig,
         engine_settings: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        profile = choose_profile(config.chat.effort_profile, model.folder)
+        profile = choose_profile(config.chat.effort_profile, folder)
         self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model
         self.config = config

@@ -124,9 +124,9 @@ def rig(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> MakeRig:
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
-        model_info = replace(MODEL_INFO, max_model_len=max_model_len, folder=folder)
+        model_info = replace(MODEL_INFO, max_model_len=max_model_len)
         settings = from_values(ServerConfig, {"effort_profile": profile} | config)
-        app = build_app(engine, tokenizer, model_info, settings)
+        app = build_app(engine, tokenizer, model_info, settings, folder=folder)
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make

@@ -31,6 +31,8 @@ BODIES: dict[str, dict[str, Any]] = {
 every_dialect = pytest.mark.parametrize("path", BODIES)
 every_chat = pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 
+PART = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "smell"}]}]
+
 # Fields that are numbers, with a value outside the domain of each (9.1, 5.1).
 NUMBERS: dict[str, dict[str, Any]] = {
     CHAT: {
@@ -133,6 +135,27 @@ def test_item_84_an_unknown_model_is_404(rig: MakeRig, path: str, stream: bool) 
     assert reply.status_code == 404
     assert reply.json()["error"]["type"] == "not_found_error"
     assert post(rig("a"), path, model="tiny[1m]").status_code == 200
+
+
+@both_profiles
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": []}, "messages"),
+        (RESPONSES, {"input": []}, "input"),
+        (MESSAGES, {"messages": []}, "messages"),
+        (CHAT, {"messages": [*HELLO, {"role": "owner", "content": "a"}]}, "messages[1].role"),
+        (RESPONSES, {"input": [*HELLO, {"role": "owner", "content": "a"}]}, "input[1].role"),
+        (MESSAGES, {"messages": [*HELLO, {"role": "owner", "content": "a"}]}, "messages[1].role"),
+        (CHAT, {"messages": PART}, "messages[0].content[1].type"),
+        (RESPONSES, {"input": PART}, "input[0].content[1].type"),
+        (MESSAGES, {"messages": PART}, "messages[0].content[1].type"),
+    ],
+)
+def test_c5_errors_point_at_the_element(
+    rig: MakeRig, path: str, fields: dict[str, Any], param: str
+) -> None:
+    assert param_of(post(rig("never said"), path, **fields)).startswith(param)
 
 
 EFFORTS: dict[str, Any] = {
