@@ -20,6 +20,7 @@ from leadline.serving.context import ModelInfo
 from leadline.text.tokenizer import Tokenizer
 from tests.serving import live
 from tests.serving.scripted import ScriptedEngine, Step
+from tests.text.prompts import in_v4
 
 MODEL_INFO = ModelInfo(root="house/tiny", max_model_len=8192, vocab_size=1024)
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -130,11 +131,6 @@ def rig(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> MakeRig:
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make
-
-
-def in_v4(text: str) -> str:
-    """V4.1's tool blocks in V4's spelling."""
-    return text.replace("｜DSML｜ calls", "｜DSML｜tool_calls").replace("｜DSML｜ ", "｜DSML｜")
 
 
 def joined(chunks: list[Any], key: str, index: int = 0) -> str:
