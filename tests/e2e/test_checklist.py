@@ -215,6 +215,56 @@ def test_c42_reasoning_is_free_and_the_answer_is_json(http: httpx.Client, stream
     assert json.loads(content)["n"] in (1, 22, 333)
 
 
+DEEP: dict[str, Any] = {"type": "object"}
+for _ in range(100):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "structured",
+    [
+        {"json": {"type": "no such type"}},
+        {"json": {"type": "object", "not": {}}},
+        {"json": DEEP},
+        {"json": {"enum": ["x" * 2**21]}},
+        {"regex": "("},
+        {"grammar": "start: ("},
+    ],
+    ids=["schema", "keyword", "nesting", "size", "regex", "grammar"],
+)
+def test_c43_what_cannot_be_enforced_is_refused_and_harms_nobody(
+    http: httpx.Client, structured: dict[str, Any], stream: bool
+) -> None:
+    body = {"prompt": "x", "structured_outputs": structured, "stream": stream}
+    refused = http.post("/v1/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert post(http, "/v1/completions", prompt="x", max_tokens=1)["choices"]
+
+
+def test_item_69_a_thinking_budget_ends_reasoning_and_an_answer_follows(
+    http: httpx.Client,
+) -> None:
+    reply = chat(http, text("69"), thinking_token_budget=50, max_tokens=70)
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 50
+    assert reply["choices"][0]["message"]["content"]
+    endless = chat(http, text("69"), max_tokens=70)
+    assert endless["choices"][0]["message"]["content"] is None
+    assert endless["choices"][0]["finish_reason"] == "length"
+
+
+def test_items_73_and_74_tokens_are_counted_as_asked(http: httpx.Client) -> None:
+    body = {"prompt": "x", "max_tokens": 100, "return_token_ids": True}
+    ignoring = post(http, "/v1/completions", **body, ignore_eos=True, logit_bias={"1": 5})
+    assert len(ignoring["choices"][0]["token_ids"]) == 100
+    assert "end▁of▁sentence" not in ignoring["choices"][0]["text"]
+    eager = {"logit_bias": {"1": 100}, "min_tokens": 20}
+    ended = post(http, "/v1/completions", **body, **eager)["choices"][0]
+    assert len(ended["token_ids"]) == 21
+    assert ended["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize("thinks", [True, False], ids=["thinking", "chat"])
 @pytest.mark.parametrize(
     "choice",
