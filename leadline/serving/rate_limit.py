@@ -51,7 +51,11 @@ class Bucket:
 
 
 class KeyLimits:
-    """What one key has used."""
+    """What one key has used.
+
+    Attributes:
+        num_open: its requests that run now; whoever runs them counts.
+    """
 
     def __init__(self, config: AccessConfig, now: float) -> None:
         self.num_open = 0
@@ -86,9 +90,8 @@ class KeyLimits:
                 )
 
     def start(self, now: float) -> None:
-        """Count one more request; raises as ``check`` does."""
+        """Take one more request off the allowance; raises as ``check`` does."""
         self.check(now)
-        self.num_open += 1
         if "requests" in self.buckets:
             self.buckets["requests"].level -= 1
 

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionChunk
 
-from tests.e2e.process import Served, running, until
+from tests.e2e.process import Served, until
 
 WORDS = ["harbour", "lead", "line", "fathom", "tide", "chart", "keel", "anchor", "swell", "beacon"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    """A server of the bundled model; it must also stop cleanly."""
-    with running() as served:
-        yield served
 
 
 async def stream_chat(client: AsyncOpenAI, words: int, seed: int) -> list[ChatCompletionChunk]:

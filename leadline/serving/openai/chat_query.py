@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from leadline.core.errors import BadRequest
-from leadline.serving.chat import ChatQuery
+from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import AnswerFormat, answer_format
 from leadline.serving.openai.schema import ChatRequest
-from leadline.serving.shapes import objects
-from leadline.text.chat import ChatInput, Tool, ToolChoice
+from leadline.text.chat import ChatInput, Tool
 from leadline.text.thinking import drop_thinking_of, effort_of, thinking_of
-from leadline.text.tools_schema import function_tools
+from leadline.text.tools_schema import function_tool_choice, function_tools
 
 
 def chat_query(body: ChatRequest) -> ChatQuery:
@@ -67,7 +65,11 @@ def chat_input(body: ChatRequest, form: AnswerFormat) -> ChatInput:
     return ChatInput(
         messages=body.messages,
         tools=tools,
-        tool_choice=_tool_choice(body, has_tools=bool(tools)),
+        tool_choice=function_tool_choice(
+            body.tool_choice if body.tool_choice is not None else body.function_call,
+            has_tools=bool(tools),
+            parallel=body.parallel_tool_calls is not False,
+        ),
         thinking=thinking_of(extra, body.thinking),
         reasoning_effort=effort_of(
             extra, body.reasoning_effort, body.reasoning.effort if body.reasoning else None
@@ -85,35 +87,3 @@ def chat_input(body: ChatRequest, form: AnswerFormat) -> ChatInput:
 def _tools(body: ChatRequest) -> tuple[Tool, ...]:
     legacy = [{"type": "function", "function": function} for function in body.functions or ()]
     return function_tools([*(body.tools or ()), *legacy])
-
-
-def _tool_choice(body: ChatRequest, *, has_tools: bool) -> ToolChoice:
-    """``tool_choice`` in all its forms, or the legacy ``function_call``."""
-    parallel = body.parallel_tool_calls is not False
-    given = body.tool_choice if body.tool_choice is not None else body.function_call
-    if given is None:
-        return ToolChoice("auto" if has_tools else "none", parallel=parallel)
-    if given in ("auto", "none", "required"):
-        return ToolChoice(given, parallel=parallel)  # type: ignore[arg-type]  # checked above
-    if isinstance(given, Mapping):
-        if given.get("type") == "allowed_tools":
-            inner = given.get("allowed_tools")
-            if isinstance(inner, Mapping) and inner.get("mode") in ("auto", "required"):
-                tools = objects(inner.get("tools"), "tool_choice.allowed_tools.tools")
-                allowed = tuple(_chosen_name(tool) for tool in tools)
-                return ToolChoice(inner["mode"], allowed=allowed, parallel=parallel)
-        else:
-            return ToolChoice("named", name=_chosen_name(given), parallel=False)
-    raise BadRequest(
-        f"tool_choice is {given!r}; it must be none, auto, required, a function or allowed_tools",
-        param="tool_choice",
-    )
-
-
-def _chosen_name(given: Any) -> str:
-    """The name in ``{"type": "function", "function": {"name": ...}}``, or the legacy form's."""
-    if isinstance(given, Mapping):
-        inner = given.get("function", given)
-        if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):
-            return str(inner["name"])
-    raise BadRequest(f"tool_choice has {given!r}; name a function", param="tool_choice")
