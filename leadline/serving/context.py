@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -99,6 +100,7 @@ class Server:
         model: what clients may know of it.
         config: the server's settings.
         engine_settings: the engine's, as ``/server_info`` shows them.
+        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
 
     Raises:
         ConfigError: an alias of no model, or keys that cannot be read.
@@ -111,10 +113,11 @@ class Server:
         model: ModelInfo,
         config: ServerConfig,
         engine_settings: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        profile = choose_profile(config.chat.effort_profile)
+        profile = choose_profile(config.chat.effort_profile, folder)
         self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model
         self.config = config

@@ -144,7 +144,7 @@ CASES: dict[str, tuple[str, Any, int, str | None, str | None, str]] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_bad_request_names_its_fault(rig: MakeRig, case: Any, stream: bool) -> None:
+def test_c44_bad_request_is_named_before_any_stream(rig: MakeRig, case: Any, stream: bool) -> None:
     path, body, status, code, param, words = case
     if not isinstance(body, bytes):
         default = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
@@ -198,7 +198,7 @@ def test_body_over_the_limit_is_413(rig: MakeRig, chunked: bool) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_refusal_of_the_engine_keeps_its_status(
+def test_c44_refusal_of_the_engine_keeps_its_status(
     rig: MakeRig, stream: bool, refusal: Exception, status: int, code: str | None
 ) -> None:
     server = rig("")

@@ -12,7 +12,7 @@ import pytest
 from leadline.serving.responses.store import ResponseStore, Stored
 from leadline.serving.responses.tools import FreeFormInput
 from leadline.text.tokenizer import Tokenizer
-from tests.serving.conftest import HELLO, MakeRig, Rig
+from tests.serving.conftest import HELLO, MakeRig, Rig, both_profiles
 from tests.serving.test_chat import CALL
 
 PATH = "/v1/responses"
@@ -63,6 +63,7 @@ def test_answer_has_reasoning_and_message_items(rig: MakeRig) -> None:
     assert reply["id"].startswith("resp_")
 
 
+@both_profiles
 @pytest.mark.parametrize("step", [1, 3, 1000], ids=lambda n: f"step={n}")
 @pytest.mark.parametrize("text", ["Hm.</think>Hello 😀", CALL, calling("patch", "input", 'a\n"é')])
 def test_c33_stream_is_numbered_and_equals_the_whole(rig: MakeRig, text: str, step: int) -> None:
@@ -109,6 +110,7 @@ def test_a_cut_answer_is_incomplete(rig: MakeRig) -> None:
     assert final["response"]["output"][-1]["status"] == "incomplete"
 
 
+@both_profiles
 def test_c33_a_failure_in_mid_stream_is_the_terminal_event(rig: MakeRig) -> None:
     stream = events(rig([(66,), RuntimeError("secret")], end=False))
     assert [e["type"] for e in stream].count("response.failed") == 1
@@ -119,7 +121,7 @@ def test_c33_a_failure_in_mid_stream_is_the_terminal_event(rig: MakeRig) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_usage(rig: MakeRig, stream: bool) -> None:
+def test_c60_usage_tells_what_was_cached(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")
     server.engine.num_cached_tokens = 3
     usage = events(server)[-1]["response"]["usage"] if stream else ask(server)["usage"]

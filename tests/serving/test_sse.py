@@ -74,7 +74,7 @@ def with_gate(test: Callable[[Rig, asyncio.Event], Awaitable[None]], server: Rig
 
 @pytest.mark.parametrize("n", [1, 3], ids=lambda n: f"n={n}")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_client_that_leaves_aborts_every_choice(rig: MakeRig, stream: bool, n: int) -> None:
+def test_c49_client_that_leaves_aborts_every_choice(rig: MakeRig, stream: bool, n: int) -> None:
     async def test(server: Rig, _gate: asyncio.Event) -> None:
         connection = Connection(server, {"stream": stream, "n": n})
         while len(server.engine.requests) < n:
@@ -101,7 +101,7 @@ def test_event_goes_out_before_the_next_token(rig: MakeRig) -> None:
     with_gate(test, rig([(a,), (b,)]))
 
 
-def test_silence_is_broken_by_comments(rig: MakeRig) -> None:
+def test_c47_silence_is_broken_by_comments(rig: MakeRig) -> None:
     async def test(server: Rig, gate: asyncio.Event) -> None:
         connection = Connection(server, {"stream": True})
         await connection.until(b": keep-alive\n\n: keep-alive\n\n")

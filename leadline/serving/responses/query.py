@@ -49,6 +49,8 @@ def responses_query(body: ResponsesRequest, items: Sequence[Any], tools: ToolTab
     messages = input_messages(items)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages:
+        raise BadRequest("input is empty; it needs at least one message", param="input")
     choice = tool_choice(body.tool_choice, parallel=body.parallel_tool_calls is not False)
     given = (body.text or TextOptions()).format
     form = answer_format(given, (given or {}).get("schema"), where="text.format")
