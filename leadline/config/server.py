@@ -141,6 +141,18 @@ class TlsConfig:
     ssl_ciphers: str | None = None
     enable_ssl_refresh: bool = False
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if self.ssl_certfile is None and getattr(self, f.name) != f.default:
+                raise ConfigError(f"{f.name} is given without ssl_certfile, which turns TLS on")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs!r}; it must be 0, 1 or 2")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(
+                f"ssl_cert_reqs is {self.ssl_cert_reqs} without ssl_ca_certs: no certificate of a "
+                "client could be trusted"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
@@ -233,8 +245,6 @@ class ServerConfig:
         for alias in self.model_alias:
             if "=" not in alias:
                 raise ConfigError(f"model_alias is {alias!r}; write NAME=SERVED")
-        if self.tls.ssl_certfile is None and self.tls.ssl_keyfile is not None:
-            raise ConfigError("ssl_keyfile is given without its ssl_certfile")
 
 
 def shown(config: Any) -> dict[str, Any]:

@@ -27,7 +27,11 @@ from leadline.core.errors import ConfigError
         ({"default_max_tokens": "many"}, "default_max_tokens is 'many'; choose one of deepseek"),
         ({"metrics_prefix": "1"}, "metrics_prefix is '1'"),
         ({"model_alias": ("a",)}, "write NAME=SERVED"),
-        ({"ssl_keyfile": "key.pem"}, "ssl_keyfile is given without its ssl_certfile"),
+        ({"ssl_keyfile": "key.pem"}, "ssl_keyfile is given without ssl_certfile"),
+        ({"ssl_ca_certs": "ca.pem"}, "ssl_ca_certs is given without ssl_certfile"),
+        ({"ssl_cert_reqs": 2}, "ssl_cert_reqs is given without ssl_certfile"),
+        ({"ssl_certfile": "c", "ssl_cert_reqs": 3}, "ssl_cert_reqs is 3; it must be 0, 1 or 2"),
+        ({"ssl_certfile": "c", "ssl_cert_reqs": 2}, "ssl_cert_reqs is 2 without ssl_ca_certs"),
     ],
     ids=str,
 )
