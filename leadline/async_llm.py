@@ -14,7 +14,7 @@ from leadline.core.errors import BadRequest
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.core.streams import merge
 from leadline.engine.async_engine import AsyncEngine
-from leadline.offline.options import load_tokenizer, read_options
+from leadline.offline.options import checkpoint_folder, load_tokenizer, read_options
 from leadline.offline.outputs import Answer, RequestOutput
 from leadline.offline.prompts import ChatFields, Prompt, PromptEncoder, Query
 from leadline.text.tokenizer import Tokenizer
@@ -52,9 +52,11 @@ class AsyncLLM:
             EngineDead: the process could not start for a reason that is none of ``LLM``'s.
         """
         config, chat_config = read_options(model, options)
-        loaded = None if skip_tokenizer_init else load_tokenizer(tokenizer, config)
+        folder = checkpoint_folder(config)
+        loaded = None if skip_tokenizer_init else load_tokenizer(tokenizer, folder)
         engine = await AsyncEngine.start(config)
-        return cls(engine, loaded, PromptEncoder(loaded, chat_config, engine.limits.max_model_len))
+        prompts = PromptEncoder(loaded, chat_config, engine.limits.max_model_len, folder)
+        return cls(engine, loaded, prompts)
 
     async def generate(
         self,

@@ -116,7 +116,8 @@ async def _serve(
 
     @asynccontextmanager
     async def load() -> AsyncIterator[tuple[Starlette, AsyncEngine]]:
-        tokenizer = await asyncio.to_thread(_load_tokenizer, engine_config)
+        folder = await asyncio.to_thread(_checkpoint, engine_config)
+        tokenizer = await asyncio.to_thread(_load_tokenizer, folder)
         async with _engine(engine_config) as engine:
             model = engine_config.model
             model_info = ModelInfo(
@@ -125,8 +126,9 @@ async def _serve(
                 vocab_size=engine.limits.vocab_size,
                 max_open=engine.limits.max_open,
             )
-            app = build_app(engine, tokenizer, model_info, server_config, shown(engine_config))
-            announce(app.state.server.model_names, server_config, listener)
+            settings = shown(engine_config)
+            app = build_app(engine, tokenizer, model_info, server_config, settings, folder)
+            announce(app.state.server, listener)
             yield app, engine
 
     await ServerProcess(server_config, load).run(listener)
@@ -153,9 +155,11 @@ async def _chat(config: EngineConfig, options: ChatOptions) -> None:
     from rich.console import Console
 
     from leadline.text.encoding import ChatEncoder
+    from leadline.text.profiles import choose_profile
     from leadline.tools.chat import ChatSession, run_chat
 
-    encoder = ChatEncoder(_load_tokenizer(config))
+    folder = _checkpoint(config)
+    encoder = ChatEncoder(_load_tokenizer(folder), choose_profile("auto", folder))
     async with _engine(config) as engine:
         session = ChatSession(engine, encoder, engine.limits.max_model_len, options)
         lines: PromptSession[str] = PromptSession("> ")
@@ -187,7 +191,7 @@ def _generate_parser() -> FlagParser:
 async def _generate(config: EngineConfig, prompt: str, options: GenerateOptions) -> None:
     from leadline.tools.generate import generate_text
 
-    tokenizer = _load_tokenizer(config)
+    tokenizer = _load_tokenizer(_checkpoint(config))
     async with _engine(config) as engine:
         async with aclosing(generate_text(engine, tokenizer, prompt, options)) as pieces:
             async for piece in pieces:
@@ -268,11 +272,16 @@ def _single(positionals: Sequence[str], what: str) -> str | None:
     return positionals[0] if positionals else None
 
 
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    from leadline.text.tokenizer import Tokenizer
+def _checkpoint(config: EngineConfig) -> Path:
     from leadline.weights.checkpoint import resolve_checkpoint
 
-    return Tokenizer(resolve_checkpoint(config.model, config.revision) / "tokenizer.json")
+    return resolve_checkpoint(config.model, config.revision)
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    from leadline.text.tokenizer import Tokenizer
+
+    return Tokenizer(folder / "tokenizer.json")
 
 
 @asynccontextmanager

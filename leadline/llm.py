@@ -18,7 +18,7 @@ from torch import Tensor
 from leadline.core.errors import BadRequest
 from leadline.core.request import SamplingParams
 from leadline.engine.launch import build_engine
-from leadline.offline.options import load_tokenizer, read_options
+from leadline.offline.options import checkpoint_folder, load_tokenizer, read_options
 from leadline.offline.outputs import Answer, RequestOutput
 from leadline.offline.prompts import ChatFields, Prompt, PromptEncoder, Query
 from leadline.text.tokenizer import Tokenizer
@@ -50,10 +50,11 @@ class LLM:
         **options: Any,
     ) -> None:
         self.config, chat_config = read_options(model, options)
-        self._tokenizer = None if skip_tokenizer_init else load_tokenizer(tokenizer, self.config)
+        folder = checkpoint_folder(self.config)
+        self._tokenizer = None if skip_tokenizer_init else load_tokenizer(tokenizer, folder)
         self._engine = build_engine(self.config)
         self._prompts = PromptEncoder(
-            self._tokenizer, chat_config, self._engine.limits.max_model_len
+            self._tokenizer, chat_config, self._engine.limits.max_model_len, folder
         )
         self._ids = itertools.count()
 

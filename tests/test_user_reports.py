@@ -2,6 +2,7 @@
 
 E1 scales taken for numbers, E2 prompts over several steps, E3 NaN scores, E4 n-grams at a split,
 E5 overflow blamed on a later layer, E6 loops in long chats, R7 prefix hits that corrupt the answer.
+The other R's are about protocol: ``serving/test_user_reports.py``.
 Every op of E5 on its own, at the official widths: ``kernels/reference/test_official_widths.py``.
 """
 

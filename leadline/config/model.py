@@ -24,6 +24,7 @@ from leadline.core.errors import ConfigError, NotSupported
 logger = logging.getLogger(__name__)
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
+MODEL_TYPE = "deepseek_v41"
 
 
 class LayerMode(StrEnum):
@@ -190,13 +191,29 @@ def load_model_config(path: str | Path) -> ModelConfig:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
+    return parse_model_config(_read(file), where=str(file))
+
+
+def read_model_type(folder: Path) -> str:
+    """Which model a checkpoint folder holds, as its ``config.json`` says.
+
+    Raises:
+        ConfigError: the file is missing or no JSON object.
+    """
+    file = folder / "config.json"
+    raw = _read(file)
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{file}: must hold a JSON object, not {type(raw).__name__}")
+    return str(raw.get("model_type", MODEL_TYPE))
+
+
+def _read(file: Path) -> Any:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise ConfigError(f"{file}: not valid JSON ({error})") from error
-    return parse_model_config(raw, where=str(file))
 
 
 def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:
@@ -214,10 +231,10 @@ def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where}: must hold a JSON object, not {type(raw).__name__}")
     top = dict(raw)
-    model_type = top.pop("model_type", "deepseek_v41")
-    if model_type != "deepseek_v41":
+    model_type = top.pop("model_type", MODEL_TYPE)
+    if model_type != MODEL_TYPE:
         raise NotSupported(
-            f"{where}: model_type is {model_type!r}; this version serves 'deepseek_v41' only"
+            f"{where}: model_type is {model_type!r}; this version serves {MODEL_TYPE!r} only"
         )
     text = top.pop("text_config", None)
     if not isinstance(text, Mapping):
@@ -247,7 +264,7 @@ def model_config_to_json(config: ModelConfig) -> dict[str, Any]:
     flat = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.init}
     plain = {key: _plain(value) for key, value in flat.items() if value is not None}
     top_keys = ("architectures", "dtype", "bos_token_id", "eos_token_id", "pad_token_id")
-    top = {"architectures": plain["architectures"], "model_type": "deepseek_v41"}
+    top = {"architectures": plain["architectures"], "model_type": MODEL_TYPE}
     top |= {key: plain.pop(key) for key in (*top_keys, "image_token_id")}
     nested = {k: plain.pop(k) for k in ("quantization_config", "vision_config") if k in plain}
     if "vision_config" in nested:

@@ -44,13 +44,25 @@ def read_options(model: str | Path, options: Mapping[str, Any]) -> tuple[EngineC
     return from_values(EngineConfig, values), from_values(ChatConfig, values)
 
 
-def load_tokenizer(tokenizer: str | Path | None, config: EngineConfig) -> Tokenizer | None:
-    """The named one, else the model's; a preset has none.
+def checkpoint_folder(config: EngineConfig) -> Path | None:
+    """Where the model's files are; a preset has none.
+
+    Raises:
+        ConfigError: the model is neither a folder nor a hub id.
+        CheckpointError: the hub does not have it.
+    """
+    if config.load_format == "dummy" and config.model in PRESETS:
+        return None
+    return resolve_checkpoint(config.model, config.revision)
+
+
+def load_tokenizer(tokenizer: str | Path | None, folder: Path | None) -> Tokenizer | None:
+    """The named one, else the checkpoint's; None where there is neither.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    if tokenizer is None and config.load_format == "dummy" and config.model in PRESETS:
+    path = Path(tokenizer) if tokenizer else folder
+    if path is None:
         return None
-    path = Path(tokenizer) if tokenizer else resolve_checkpoint(config.model, config.revision)
     return Tokenizer(path / "tokenizer.json" if path.is_dir() else path)

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -67,14 +68,20 @@ class PromptEncoder:
         tokenizer: None serves token ids only.
         options: how chats are rendered and constrained.
         max_model_len: tokens of a prompt and its answer.
+        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, options: ChatConfig, max_model_len: int
+        self,
+        tokenizer: Tokenizer | None,
+        options: ChatConfig,
+        max_model_len: int,
+        folder: Path | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._options = options
         self._max_model_len = max_model_len
+        self._folder = folder
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -228,7 +235,7 @@ class PromptEncoder:
     def _profile(self) -> Profile:
         from leadline.text.profiles import choose_profile
 
-        return choose_profile(self._options.effort_profile)
+        return choose_profile(self._options.effort_profile, self._folder)
 
     @cached_property
     def _encoder(self) -> ChatEncoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -37,6 +38,7 @@ def build_app(
     model_info: ModelInfo,
     server_config: ServerConfig,
     engine_settings: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
 ) -> Starlette:
     """The server over one engine; whoever made ``client`` also closes it.
 
@@ -46,12 +48,13 @@ def build_app(
         model_info: what clients may know of the model.
         server_config: the server's settings.
         engine_settings: the engine's, for ``/server_info``.
+        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
 
     Raises:
         ConfigError: the tokenizer lacks a marker that prompts need, or a setting of the server
             that cannot be used.
     """
-    server = Server(client, tokenizer, model_info, server_config, engine_settings)
+    server = Server(client, tokenizer, model_info, server_config, engine_settings, folder)
     access = server_config.access
     # What generates comes in by reservation; everything else is answered beside it.
     admitted = [Middleware(Admitted, admission=server.admission, worker_id=server.worker_id)]

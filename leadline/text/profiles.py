@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import deepseek_recipe as recipe
 
+from leadline.config.model import MODEL_TYPE, read_model_type
 from leadline.core.errors import BadRequest, ConfigError
 from leadline.text.chat import Effort
 
@@ -120,15 +121,13 @@ PROFILES = {profile.name: profile for profile in (V41, V4, V4_PREVIEW)}
 _RELEASED_TEXT = "Beyond maximum"
 
 
-def choose_profile(
-    setting: str, *, model_type: str = "deepseek_v41", folder: Path | None = None
-) -> Profile:
+def choose_profile(setting: str, folder: Path | None) -> Profile:
     """The profile that ``--effort-profile`` names, and a line in the log that says so (C6).
 
     Args:
         setting: ``auto`` or a profile's name.
-        model_type: of the checkpoint's ``config.json``.
-        folder: the checkpoint; V4's encoder beside the weights tells preview from release.
+        folder: the checkpoint, whose ``config.json`` names the model; V4's encoder beside the
+            weights tells preview from release. None is a V4.1 without files, a preset.
 
     Raises:
         ConfigError: an unknown name or model.
@@ -139,21 +138,27 @@ def choose_profile(
                 f"effort_profile is {setting!r}; choose one of auto, {', '.join(PROFILES)}"
             )
         profile, reason = PROFILES[setting], "as set"
-    elif model_type == "deepseek_v41":
-        profile, reason = V41, f"model_type is {model_type}"
-    elif model_type == "deepseek_v4":
-        profile, reason = _v4_profile(folder)
     else:
-        raise ConfigError(
-            f"no chat format is known for model_type {model_type!r}; name one by --effort-profile"
-        )
+        profile, reason = _profile_of(folder)
     efforts = ", ".join(f"{level} is {effort}" for level, effort in profile.efforts.items())
     logger.info("chat format %s (%s): effort %s", profile.name, reason, efforts)
     return profile
 
 
-def _v4_profile(folder: Path | None) -> tuple[Profile, str]:
-    encoders = sorted(folder.glob("**/encoding*.py")) if folder else []
+def _profile_of(folder: Path | None) -> tuple[Profile, str]:
+    """The profile of a checkpoint, and what tells so."""
+    model_type = MODEL_TYPE if folder is None else read_model_type(folder)
+    if folder is None or model_type == MODEL_TYPE:
+        return V41, f"model_type is {model_type}"
+    if model_type == "deepseek_v4":
+        return _v4_profile(folder)
+    raise ConfigError(
+        f"no chat format is known for model_type {model_type!r}; name one by --effort-profile"
+    )
+
+
+def _v4_profile(folder: Path) -> tuple[Profile, str]:
+    encoders = sorted(folder.glob("**/encoding*.py"))
     for path in encoders:
         if _RELEASED_TEXT in path.read_text(encoding="utf-8", errors="replace"):
             return V4, f"{path.name} beside the weights is the released one"

@@ -93,7 +93,8 @@ class Checkpoint:
 def resolve_checkpoint(model: str, revision: str | None = None) -> Path:
     """The folder of a model: a local one, or a hub id's, downloaded if need be.
 
-    Only ``*.safetensors`` and ``*.json`` are fetched. With ``HF_HUB_OFFLINE=1`` the hub's cache
+    Only weights, ``*.json`` and the chat encoder are fetched, the last to be read, never run: it
+    tells V4's preview from its release (C6). With ``HF_HUB_OFFLINE=1`` the hub's cache
     alone is looked at. ``revision`` applies to hub ids.
 
     Raises:
@@ -116,7 +117,9 @@ def resolve_checkpoint(model: str, revision: str | None = None) -> Path:
         ) from error
     try:
         local = huggingface_hub.snapshot_download(
-            model, revision=revision, allow_patterns=["*.safetensors", "*.json"]
+            model,
+            revision=revision,
+            allow_patterns=["*.safetensors", "*.json", "*encoding*.py"],
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         at = f" at revision {revision}" if revision else ""

@@ -5,11 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -17,44 +12,6 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionChunk
 
 WORDS = ["harbour", "lead", "line", "fathom", "tide", "chart", "keel", "anchor", "swell", "beacon"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def base_url() -> Iterator[str]:
-    """A server of the bundled model; it must also stop cleanly."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "leadline",
-        "serve",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--drain-delay",
-        "0",
-    ]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        for line in server.stderr:
-            if "serves tiny at http" in line:
-                break
-        else:
-            pytest.fail("the server ended before it was ready")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.send_signal(signal.SIGTERM)
-        _, log = server.communicate(timeout=60)
-    assert server.returncode == 0, log
-    assert "Traceback" not in log, log
 
 
 async def stream_chat(client: AsyncOpenAI, words: int, seed: int) -> list[ChatCompletionChunk]:

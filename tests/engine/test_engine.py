@@ -94,7 +94,7 @@ def test_a_prompt_may_be_split_anywhere(rows: int) -> None:
 
 
 @both_depths
-def test_preemption_keeps_every_output_and_emits_no_token_twice(asynchronous: bool) -> None:
+def test_item_91_preemption_keeps_every_output_and_emits_no_token_twice(asynchronous: bool) -> None:
     engine = fake_engine(asynchronous=asynchronous, num_pages=7)
     load = [request(f"r{i}", prompt(240, seed=i), 300) for i in range(3)]
     for item in load:
@@ -316,7 +316,7 @@ def test_broken_books_are_noticed() -> None:
         engine.check_integrity()
 
 
-def test_a_prompt_one_below_the_context_generates_exactly_one_token() -> None:
+def test_item_89_a_prompt_one_below_the_context_generates_exactly_one_token() -> None:
     engine = fake_engine(max_model_len=64)
     ids = prompt(63)
     engine.add(request("a", ids, 50))

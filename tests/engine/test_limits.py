@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from leadline.core.errors import BadRequest, EngineOverloaded
+from leadline.core.pace import Pace
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.limits import RequestLimits
-from leadline.engine.pace import Pace
 
 LIMITS = RequestLimits(vocab_size=100, max_model_len=1000, num_pages=8, page_size=256, max_open=3)
 
@@ -52,7 +52,7 @@ def make(prompt: list[int], **sampling: Any) -> EngineRequest:
         "stop id",
     ],
 )
-def test_what_can_never_be_served_is_a_bad_request(
+def test_c54_what_can_never_be_served_is_a_bad_request(
     request_: EngineRequest, message: str, param: str, code: str | None
 ) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
@@ -61,7 +61,7 @@ def test_what_can_never_be_served_is_a_bad_request(
     assert caught.value.code == (code or "invalid_value")
 
 
-def test_a_request_larger_than_the_whole_cache_is_refused_at_once() -> None:
+def test_c54_a_request_larger_than_the_whole_cache_is_refused_at_once() -> None:
     small = RequestLimits(vocab_size=100, max_model_len=10_000, num_pages=2, page_size=256)
     with pytest.raises(BadRequest, match="600 tokens, but the whole KV cache holds 512"):
         small.check(make([5] * 600))

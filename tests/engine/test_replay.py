@@ -92,7 +92,7 @@ def test_a_hit_of_the_whole_prompt_feeds_one_window_and_takes_no_page(
 
 @both_modes
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65])
-def test_a_prompt_that_is_sent_again_hits_at_its_last_usable_boundary(
+def test_c60_item_90_a_prompt_that_is_sent_again_hits_at_its_last_usable_boundary(
     num_tokens: int, policy: ReplayPolicy
 ) -> None:
     """Invariant 12 and vLLM PR 54713 and 52287: an aligned prompt must not miss everything."""
@@ -363,7 +363,7 @@ def test_a_long_session_hits_every_turn(policy: ReplayPolicy, asynchronous: bool
 
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 17, 31, 32, 33])
-def test_exact_mode_answers_alike_with_and_without_caching(num_tokens: int) -> None:
+def test_item_90_exact_mode_answers_alike_with_and_without_caching(num_tokens: int) -> None:
     """Invariant 9."""
     cached, uncached = small(EXACT), small(EXACT, prefix_caching=False)
     for _ in range(2):
@@ -377,7 +377,7 @@ def test_exact_mode_answers_alike_with_and_without_caching(num_tokens: int) -> N
 
 
 @both_modes
-def test_salts_share_nothing(policy: ReplayPolicy) -> None:
+def test_c59_salts_share_nothing(policy: ReplayPolicy) -> None:
     """Invariant 11."""
     engine = small(policy)
     turns = [replace(request("a", text(40), 1), cache_salt=salt) for salt in (None, "x", "y", "x")]

@@ -186,7 +186,7 @@ def test_draws_change_with_seed_and_position() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logit_bias_of_100_forces_and_of_minus_100_forbids(temperature: float) -> None:
+def test_item_76_logit_bias_of_100_forces_and_of_minus_100_forbids(temperature: float) -> None:
     logits = random_logits(1)[0]
     best = int(logits.argmax())
     forced = make_request(temperature=temperature, seed=0, logit_bias={11: 100.0})
@@ -247,7 +247,7 @@ def test_penalties_of_one_row_leave_its_neighbours_alone() -> None:
     assert tokens[1] == best
 
 
-def test_min_tokens_hold_back_the_end_and_stop_tokens() -> None:
+def test_item_73_min_tokens_hold_back_the_end_and_stop_tokens() -> None:
     logits = torch.zeros(VOCAB)
     logits[EOS], logits[20], logits[30] = 9.0, 8.0, 7.0
     params: dict[str, Any] = {"temperature": 0, "min_tokens": 2, "stop_token_ids": (20,)}
@@ -269,7 +269,7 @@ def test_the_callers_logits_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, -1], ids="logprobs={}".format)
-def test_logprobs_are_the_models_own(count: int) -> None:
+def test_c41_logprobs_are_the_models_own(count: int) -> None:
     """Before temperature, bias and masks; the sampled token is there even outside the top."""
     logits = random_logits(1)[0]
     worst = int(logits.argmin())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,17 @@ TOOL = Tool(**FUNCTION, strict=True)
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Tokenizer) -> PromptEncoder:
     return PromptEncoder(tokenizer, ChatConfig(), 2000)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v41", "deepseek_v4"])
+def test_c6_the_checkpoint_decides_the_chat_format(
+    tokenizer: Tokenizer, tmp_path: Path, model_type: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    query = PromptEncoder(tokenizer, ChatConfig(), 2000, tmp_path).chat(HI, None)
+    prompt = tokenizer.decode(query.request.prompt_token_ids)
+    assert ("<｜System｜>" in prompt) == (model_type == "deepseek_v41")
+    assert ("Absolute maximum" in prompt) == (model_type == "deepseek_v4")
 
 
 def test_plain_prompts_ask_for_no_constraint(prompts: PromptEncoder) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -20,7 +18,9 @@ from leadline.config.server import ServerConfig
 from leadline.serving.app import build_app
 from leadline.serving.context import ModelInfo
 from leadline.text.tokenizer import Tokenizer
+from tests.serving import live
 from tests.serving.scripted import ScriptedEngine, Step
+from tests.text.prompts import in_v4
 
 MODEL_INFO = ModelInfo(root="house/tiny", max_model_len=8192, vocab_size=1024)
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -39,6 +39,18 @@ class Rig:
     def prompt(self) -> str:
         """The last prompt that the engine got, with its markers."""
         return self.tokenizer.decode(self.engine.requests[-1].prompt_token_ids)
+
+    @property
+    def script(self) -> str:
+        """What the engine says, up to its end token."""
+        steps = (step for step in self.engine.script if not isinstance(step, BaseException))
+        text = self.tokenizer.decode([token_id for step in steps for token_id in step])
+        return text.removesuffix("<｜end▁of▁sentence｜>")
+
+    def say(self, text: str) -> None:
+        """Let the engine say another text from now on."""
+        ids = (*self.tokenizer.encode(text), self.tokenizer.eos_token_id)
+        self.engine.script = [(token_id,) for token_id in ids]
 
     def post(self, path: str, **body: Any) -> Any:
         """The whole answer to a body."""
@@ -83,24 +95,39 @@ class Rig:
 
 MakeRig = Callable[..., Rig]
 
+# For tests of the checklist: a statement that names no profile holds for both.
+both_profiles = pytest.mark.parametrize("rig", ["v41", "v4"], indirect=True)
+
 
 @pytest.fixture
-def rig(tokenizer: Tokenizer) -> MakeRig:
-    """Make a rig whose engine says a text or steps of ids; markers in the text are markers."""
+def rig(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> MakeRig:
+    """Make a rig whose engine says a text or steps of ids; markers in the text are markers.
+
+    The profile is V4.1's, or the one that ``both_profiles`` gives; tool blocks of a text are
+    spelled as its model spells them.
+    """
+    profile: str = getattr(request, "param", "v41")
 
     def make(
-        script: str | list[Step], *, end: bool = True, max_model_len: int = 8192, **config: Any
+        script: str | list[Step],
+        *,
+        end: bool = True,
+        max_model_len: int = 8192,
+        tokenizer: Tokenizer = tokenizer,
+        folder: Path | None = None,
+        **config: Any,
     ) -> Rig:
-        steps: list[Step] = (
-            [(token_id,) for token_id in tokenizer.encode(script)]
-            if isinstance(script, str)
-            else list(script)
-        )
+        if isinstance(script, str):
+            text = in_v4(script) if profile == "v4" else script
+            steps: list[Step] = [(token_id,) for token_id in tokenizer.encode(text)]
+        else:
+            steps = list(script)
         if end:
             steps.append((tokenizer.eos_token_id,))
         engine = ScriptedEngine(steps, eos=tokenizer.eos_token_id)
         model_info = replace(MODEL_INFO, max_model_len=max_model_len)
-        app = build_app(engine, tokenizer, model_info, from_values(ServerConfig, config))
+        settings = from_values(ServerConfig, {"effort_profile": profile} | config)
+        app = build_app(engine, tokenizer, model_info, settings, folder=folder)
         return Rig(engine, app, TestClient(app), tokenizer)
 
     return make
@@ -112,18 +139,6 @@ def joined(chunks: list[Any], key: str, index: int = 0) -> str:
     return "".join(part["delta"].get(key) or "" for part in parts)
 
 
-@contextmanager
-def serving(server: Rig) -> Iterator[str]:
+def serving(server: Rig) -> AbstractContextManager[str]:
     """Serve on a free port; yields its address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        config = uvicorn.Config(server.app, log_level="error", lifespan="off")
-        web = uvicorn.Server(config)
-        thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            web.should_exit = True
-            thread.join()
+    return live.serving(server.app)

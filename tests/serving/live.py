@@ -18,6 +18,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
     """Serve on a free port in a thread; yields the URL, without a slash at its end."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # before the thread does: nobody is refused
         port = listener.getsockname()[1]
         web = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]})

@@ -41,7 +41,7 @@ def test_version_is_the_program(rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""], ids=["v1", "bare"])
-def test_models_are_listed_and_found_by_names_with_slashes(rig: MakeRig, prefix: str) -> None:
+def test_item_85_models_are_found_by_names_with_slashes(rig: MakeRig, prefix: str) -> None:
     server = rig("", served_model_name=("org/model", "alias"))
     listed = server.http.get(f"{prefix}/models").json()["data"]
     assert [entry["id"] for entry in listed] == ["org/model", "alias"]
@@ -50,6 +50,7 @@ def test_models_are_listed_and_found_by_names_with_slashes(rig: MakeRig, prefix:
     assert found["max_model_len"] == 8192
     assert found["root"] == "house/tiny"
     assert server.http.get(f"{prefix}/models/other").status_code == 404
+    assert server.http.get(f"{prefix}/models/").json()["data"] == listed
 
 
 def test_head_is_served_where_get_is(rig: MakeRig) -> None:
@@ -108,7 +109,7 @@ def test_metrics_outlive_the_engine(rig: MakeRig) -> None:
 @pytest.mark.parametrize(
     ("sent", "is_echoed"), [("abc-1", True), ("a b", False), ("x" * 129, False)], ids=str
 )
-def test_request_id_is_echoed_or_made(rig: MakeRig, sent: str, is_echoed: bool) -> None:
+def test_c56_request_id_is_echoed_or_made(rig: MakeRig, sent: str, is_echoed: bool) -> None:
     reply = rig("a").http.post(
         "/v1/chat/completions", json={"messages": HELLO}, headers={"X-Request-Id": sent}
     )

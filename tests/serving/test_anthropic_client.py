@@ -12,6 +12,7 @@ import pytest
 from tests.serving.conftest import HELLO, MakeRig, Rig, serving
 from tests.serving.test_chat import CALL
 from tests.serving.test_messages import NO_ARGUMENTS, WEATHER
+from tests.serving.test_openai_client import Forecast
 
 TOOL: Any = WEATHER
 
@@ -26,7 +27,7 @@ def listening(server: Rig) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_message_and_its_stream(rig: MakeRig) -> None:
+def test_c64_message_and_its_stream(rig: MakeRig) -> None:
     with listening(rig("Hm</think>Hello 😀")) as client:
         reply = client.messages.create(model="tiny", max_tokens=2000, messages=HELLO)
         with client.messages.stream(model="tiny", max_tokens=2000, messages=HELLO) as stream:
@@ -56,7 +57,7 @@ def test_c38_stream_of_tools_is_accumulated(rig: MakeRig) -> None:
         assert final.stop_reason == "tool_use"
 
 
-def test_tool_loop(rig: MakeRig) -> None:
+def test_c64_tool_loop(rig: MakeRig) -> None:
     server = rig(CALL)
     with listening(server) as client:
         reply = client.messages.create(
@@ -78,6 +79,16 @@ def test_tool_loop(rig: MakeRig) -> None:
     assert "<tool_result>3 degrees</tool_result>" in server.prompt
 
 
+def test_c64_structured_output_is_parsed(rig: MakeRig) -> None:
+    server = rig('Hm</think>{"city": "Oslo", "degrees": 3}')
+    with listening(server) as client:
+        parsed = client.messages.parse(
+            model="tiny", max_tokens=2000, messages=HELLO, output_format=Forecast
+        )
+        assert parsed.parsed_output == Forecast(city="Oslo", degrees=3)
+    assert server.engine.requests[0].constraint is not None
+
+
 def test_count_tokens_and_errors(rig: MakeRig) -> None:
     server = rig("x")
     with listening(server) as client:
@@ -91,7 +102,7 @@ def test_count_tokens_and_errors(rig: MakeRig) -> None:
             client.messages.create(model="tiny", max_tokens=9, messages=long)
 
 
-def test_a_client_that_leaves_aborts(rig: MakeRig) -> None:
+def test_c64_a_client_that_leaves_aborts(rig: MakeRig) -> None:
     server = rig([(66,)] * 100_000, end=False)
     with (
         listening(server) as client,

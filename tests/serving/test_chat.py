@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import HELLO, MakeRig, joined
+from tests.serving.conftest import HELLO, MakeRig, both_profiles, joined
 
 CALL = (
     'let me see</think>On it.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
@@ -43,6 +43,7 @@ def test_answer_splits_reasoning_from_content(rig: MakeRig) -> None:
     assert reply["model"] == "tiny"
 
 
+@both_profiles
 def test_item_69_reasoning_that_never_closes_is_all_reasoning(rig: MakeRig) -> None:
     reply = rig("Hm, well and", end=False).chat()
     assert reply["choices"][0]["message"]["reasoning_content"] == "Hm, well and"
@@ -66,7 +67,7 @@ def test_prompt_is_what_the_encoder_renders(rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) -> None:
+def test_c46_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")
     server.engine.num_cached_tokens, server.engine.num_replayed_tokens = 2, 1
     if stream:
@@ -86,11 +87,11 @@ def test_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) -> Non
     assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == num_prompt
 
 
-def test_stream_without_include_usage_has_no_usage(rig: MakeRig) -> None:
+def test_c46_stream_without_include_usage_has_no_usage(rig: MakeRig) -> None:
     assert all("usage" not in chunk for chunk in rig("a</think>b").stream())
 
 
-def test_continuous_usage_never_falls_and_ends_at_the_final_count(rig: MakeRig) -> None:
+def test_item_86_continuous_usage_never_falls_and_ends_at_the_final_count(rig: MakeRig) -> None:
     chunks = rig("Hm</think>Hello there").stream(
         stream_options={"include_usage": True, "continuous_usage_stats": True}
     )
@@ -99,7 +100,7 @@ def test_continuous_usage_never_falls_and_ends_at_the_final_count(rig: MakeRig) 
     assert counts[-2] == counts[-1]
 
 
-def test_stream_opens_with_the_role_and_ends_with_one_finish(rig: MakeRig) -> None:
+def test_c45_stream_opens_with_the_role_and_ends_with_one_finish(rig: MakeRig) -> None:
     chunks = rig("Hm</think>Hello").stream()
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -124,7 +125,7 @@ def test_stream_opens_with_the_role_and_ends_with_one_finish(rig: MakeRig) -> No
     ],
     ids=["plain", "call", "empty", "angle", "half-call"],
 )
-def test_stream_equals_whole_for_any_cut(rig: MakeRig, text: str, step: int) -> None:
+def test_c2_c18_stream_equals_whole_for_any_cut(rig: MakeRig, text: str, step: int) -> None:
     ids = [*rig("").tokenizer.encode(text), 1]
     steps = [ids[i : i + step] for i in range(0, len(ids), step)]
     chunks = rig(steps).stream(tools=TOOLS)
@@ -142,7 +143,7 @@ def test_stream_equals_whole_for_any_cut(rig: MakeRig, text: str, step: int) -> 
     )
 
 
-def test_tool_call_streams_name_first_then_fragments(rig: MakeRig) -> None:
+def test_c22_tool_call_streams_name_first_then_fragments(rig: MakeRig) -> None:
     chunks = rig(CALL).stream(tools=TOOLS)
     calls = [
         call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())
@@ -158,7 +159,7 @@ def test_tool_call_streams_name_first_then_fragments(rig: MakeRig) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_turn_of_only_a_call_has_null_content(rig: MakeRig) -> None:
+def test_c19_turn_of_only_a_call_has_null_content(rig: MakeRig) -> None:
     reply = rig(CALL.replace("On it.", "")).chat(tools=TOOLS)
     message = reply["choices"][0]["message"]
     assert message["content"] is None
@@ -168,7 +169,7 @@ def test_turn_of_only_a_call_has_null_content(rig: MakeRig) -> None:
 @pytest.mark.parametrize(
     "extra", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["none", "off"]
 )
-def test_call_without_tools_is_withheld(rig: MakeRig, extra: dict[str, Any]) -> None:
+def test_item_77_call_without_tools_is_withheld(rig: MakeRig, extra: dict[str, Any]) -> None:
     server = rig(CALL)
     choice = server.chat(**extra)["choices"][0]
     assert choice["message"]["content"].strip() == "On it."
@@ -177,7 +178,7 @@ def test_call_without_tools_is_withheld(rig: MakeRig, extra: dict[str, Any]) -> 
     assert "get_weather" not in server.tokenizer.decode(server.engine.requests[0].prompt_token_ids)
 
 
-def test_parallel_tool_calls_false_returns_one_call(rig: MakeRig) -> None:
+def test_item_78_parallel_tool_calls_false_returns_one_call(rig: MakeRig) -> None:
     block = CALL.partition("<｜DSML｜ invoke")[1] + CALL.partition("<｜DSML｜ invoke")[2]
     twice = CALL.replace("\n</｜DSML｜ calls>", "") + "\n" + block
     assert len(rig(twice).chat(tools=TOOLS)["choices"][0]["message"]["tool_calls"]) == 2
@@ -185,14 +186,14 @@ def test_parallel_tool_calls_false_returns_one_call(rig: MakeRig) -> None:
     assert len(reply["choices"][0]["message"]["tool_calls"]) == 1
 
 
-def test_length_inside_a_call_leaves_its_arguments_open(rig: MakeRig) -> None:
+def test_c25_length_inside_a_call_leaves_its_arguments_open(rig: MakeRig) -> None:
     reply = rig(CALL.partition(" 2>&1")[0], end=False).chat(tools=TOOLS)
     choice = reply["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo'
 
 
-def test_stop_string_cuts_content_only_and_is_counted_to_its_end(rig: MakeRig) -> None:
+def test_item_72_stop_string_cuts_content_only_and_is_counted_to_its_end(rig: MakeRig) -> None:
     text = "no STOP here</think>before STOP after"
     server = rig(text)
     reply = server.chat(stop=["STOP", "never"])
@@ -205,13 +206,13 @@ def test_stop_string_cuts_content_only_and_is_counted_to_its_end(rig: MakeRig) -
     assert server.engine.aborted == [server.engine.requests[0].request_id]
 
 
-def test_stop_string_is_never_leaked_by_a_stream(rig: MakeRig) -> None:
+def test_item_72_stop_string_is_never_leaked_by_a_stream(rig: MakeRig) -> None:
     chunks = rig("</think>one\n\ntwo").stream(stop="\n\n")
     assert joined(chunks, "content") == "one"
     assert chunks[-1]["choices"][0]["stop_reason"] == "\n\n"
 
 
-def test_stop_string_waits_for_min_tokens(rig: MakeRig) -> None:
+def test_item_73_stop_string_waits_for_min_tokens(rig: MakeRig) -> None:
     text = "</think>a. b. c. d."
     num_tokens = len(rig("").tokenizer.encode("</think>a. b."))
     reply = rig(text).chat(stop=".", min_tokens=num_tokens)
@@ -226,7 +227,7 @@ def test_stop_token_of_the_client_is_hidden_and_named(rig: MakeRig) -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", token_id)
 
 
-def test_ignored_end_token_is_not_shown(rig: MakeRig) -> None:
+def test_item_74_ignored_end_token_is_not_shown(rig: MakeRig) -> None:
     server = rig([(66,), (1,), (67,), (1,)], end=False)
     reply = server.chat(ignore_eos=True, max_tokens=4, thinking={"type": "disabled"})
     choice = reply["choices"][0]
@@ -236,7 +237,7 @@ def test_ignored_end_token_is_not_shown(rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
-def test_character_cut_by_length_becomes_one_replacement(rig: MakeRig, kept: int) -> None:
+def test_c2_character_cut_by_length_becomes_one_replacement(rig: MakeRig, kept: int) -> None:
     ids = rig("").tokenizer.encode("</think>ok 😀")
     assert len(ids) == len(rig("").tokenizer.encode("</think>ok ")) + 4
     steps = [[token_id] for token_id in ids[: len(ids) - 4 + kept]]
@@ -244,7 +245,7 @@ def test_character_cut_by_length_becomes_one_replacement(rig: MakeRig, kept: int
     assert joined(chunks, "content") == "ok \ufffd"
 
 
-def test_choices_have_their_own_seeds_and_share_the_prompt(rig: MakeRig) -> None:
+def test_item_75_choices_have_their_own_seeds_and_share_the_prompt(rig: MakeRig) -> None:
     server = rig("a</think>b")
     reply = server.chat(n=3, seed=7)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
@@ -254,7 +255,7 @@ def test_choices_have_their_own_seeds_and_share_the_prompt(rig: MakeRig) -> None
     assert reply["usage"]["completion_tokens"] == 3 * 4
 
 
-def test_choices_interleave_in_a_stream_with_one_finish_each(rig: MakeRig) -> None:
+def test_c45_choices_interleave_in_a_stream_with_one_finish_each(rig: MakeRig) -> None:
     chunks = rig("a</think>hello there").stream(n=2)
     assert joined(chunks, "content", 0) == joined(chunks, "content", 1) == "hello there"
     finishes = [c["index"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
@@ -264,7 +265,7 @@ def test_choices_interleave_in_a_stream_with_one_finish_each(rig: MakeRig) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_logprobs_cover_every_token_but_the_end(rig: MakeRig, stream: bool) -> None:
+def test_c41_logprobs_cover_every_token_but_the_end(rig: MakeRig, stream: bool) -> None:
     text = "Hm</think>é STOP"
     server = rig(text)
     body: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
@@ -279,7 +280,7 @@ def test_logprobs_cover_every_token_but_the_end(rig: MakeRig, stream: bool) -> N
     assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [0.0, -1.0, -9999.0]
 
 
-def test_logprobs_end_with_the_stop_string(rig: MakeRig) -> None:
+def test_c41_logprobs_end_with_the_stop_string(rig: MakeRig) -> None:
     server = rig("</think>one STOP two")
     reply = server.chat(logprobs=True, stop="STOP")
     entries = reply["choices"][0]["logprobs"]["content"]
@@ -307,6 +308,7 @@ def test_max_tokens_is_lowered_to_the_context(
     assert request.sampling.max_tokens == (left if limit == "rest" else limit)
 
 
+@both_profiles
 def test_c26_unknown_fields_and_nulls_are_ignored(
     rig: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,7 +316,7 @@ def test_c26_unknown_fields_and_nulls_are_ignored(
     caplog.set_level("DEBUG", "leadline.serving.body")
     nulls = dict.fromkeys(("temperature", "top_p", "n", "stop", "tools", "seed", "guided_json"))
     assert rig("a</think>b").chat(**unknown, **nulls, store=True, user="me", metadata={"a": 1})
-    assert "unknown_0, unknown_1, unknown_10" in caplog.text
+    assert "'unknown_0', 'unknown_1', 'unknown_10'" in caplog.text
 
 
 def test_sampling_fields_reach_the_engine(rig: MakeRig) -> None:
@@ -355,7 +357,7 @@ def test_session_and_salt_reach_the_engine(
 
 
 @pytest.mark.parametrize("salt", ["", "a/b", "a\\b", "a@b", "a\0b", "x" * 129], ids=repr)
-def test_a_salt_outside_its_domain_is_refused(rig: MakeRig, salt: str) -> None:
+def test_c59_a_salt_outside_its_domain_is_refused(rig: MakeRig, salt: str) -> None:
     """serving-api 13.2."""
     server = rig("x")
     reply = server.http.post("/v1/chat/completions", json={"messages": HELLO, "cache_salt": salt})
@@ -365,11 +367,11 @@ def test_a_salt_outside_its_domain_is_refused(rig: MakeRig, salt: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", None, "tiny", "tiny[1m]"], ids=str)
-def test_known_model_names_are_served(rig: MakeRig, name: str | None) -> None:
+def test_item_84_known_model_names_are_served(rig: MakeRig, name: str | None) -> None:
     assert rig("x").chat(model=name)["model"] == "tiny"
 
 
-def test_half_a_surrogate_pair_is_served_as_replacement(rig: MakeRig) -> None:
+def test_c51_half_a_surrogate_pair_is_served_as_replacement(rig: MakeRig) -> None:
     server = rig("x")
     raw = rb'{"messages":[{"role":"user","content":"a\ud83d \ud83d\ude00 \\ud83d"}]}'
     reply = server.http.post("/v1/chat/completions", content=raw)

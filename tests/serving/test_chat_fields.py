@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import HELLO, MakeRig, Rig, joined
+from tests.serving.conftest import HELLO, MakeRig, Rig, both_profiles, joined
 from tests.serving.test_chat import CALL, TOOLS
 
 PATH = "/v1/chat/completions"
@@ -23,15 +23,15 @@ def constraint_of(server: Rig, **body: Any) -> Any:
     return server.engine.requests[-1].constraint
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("body", "limit"),
     [
         (OFF, 8192),
         ({}, 65536),
         ({"reasoning_effort": "max"}, 131072),
-        ({"reasoning_effort": 100}, 131072),
     ],
-    ids=["chat", "thinking", "max", "100"],
+    ids=["chat", "thinking", "max"],
 )
 def test_c27_default_limits(rig: MakeRig, body: dict[str, Any], limit: int) -> None:
     assert sampling_of(rig("x", max_model_len=2**20), **body).max_tokens == limit
@@ -41,6 +41,7 @@ def test_c27_default_limits(rig: MakeRig, body: dict[str, Any], limit: int) -> N
     )
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("setting", "limit"), [("remaining", None), ("77", 77)], ids=["remaining", "number"]
 )
@@ -50,6 +51,7 @@ def test_c27_the_default_limit_is_a_setting(rig: MakeRig, setting: str, limit: i
     assert found == (limit or 8192 - len(server.engine.requests[0].prompt_token_ids))
 
 
+@both_profiles
 def test_c27_a_limit_beyond_the_context_is_refused_when_strict(rig: MakeRig) -> None:
     error = rig("x", strict_max_tokens=True).refuse(PATH, messages=HELLO, max_tokens=10**6)
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
@@ -58,6 +60,7 @@ def test_c27_a_limit_beyond_the_context_is_refused_when_strict(rig: MakeRig) -> 
     )
 
 
+@both_profiles
 def test_c27_a_limit_beyond_the_context_is_lowered_and_ends_by_length(rig: MakeRig) -> None:
     server = rig([(66,)] * 9000, end=False)
     reply = server.chat(max_tokens=10**6)
@@ -65,6 +68,7 @@ def test_c27_a_limit_beyond_the_context_is_lowered_and_ends_by_length(rig: MakeR
     assert reply["usage"]["total_tokens"] == 8192
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "choice",
     ["required", {"type": "function", "function": {"name": "get_weather"}}],
@@ -82,14 +86,17 @@ def test_c29_a_forced_call_comes_after_free_reasoning(rig: MakeRig, choice: Any)
     assert "</think>" in triggers
 
 
+@both_profiles
 def test_c29_without_thinking_the_prompt_opens_the_block(rig: MakeRig) -> None:
     server = rig(CALL.partition("calls>\n")[2])
     reply = server.chat(tools=TOOLS, tool_choice="required", **OFF)["choices"][0]
-    assert server.prompt.endswith("<｜Assistant｜></think>\n\n<｜DSML｜ calls>\n")
+    _, block = server.prompt.split("<｜Assistant｜></think>\n\n")
+    assert block in ("<｜DSML｜ calls>\n", "<｜DSML｜tool_calls>\n")
     assert reply["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
     assert reply["finish_reason"] == "tool_calls"
 
 
+@both_profiles
 def test_c28_auto_is_free_until_a_block_opens(rig: MakeRig) -> None:
     server = rig("x")
     constraint = constraint_of(server, tools=TOOLS)
@@ -99,6 +106,7 @@ def test_c28_auto_is_free_until_a_block_opens(rig: MakeRig) -> None:
     ]
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "fields",
     [
@@ -140,7 +148,7 @@ def test_allowed_tools_narrow_the_choice_and_keep_the_prompt(rig: MakeRig) -> No
     assert narrow.constraint != wide.constraint
 
 
-def test_reasoning_field_leaves_one_key(rig: MakeRig) -> None:
+def test_c30_reasoning_field_leaves_one_key(rig: MakeRig) -> None:
     """C30."""
     for setting, keys in (
         ("both", {"reasoning_content", "reasoning"}),
@@ -174,6 +182,7 @@ NUMBERS = {
 }
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, bad in NUMBERS.items() for value in bad]
 )
@@ -182,6 +191,7 @@ def test_c39_a_number_outside_its_domain_is_named(rig: MakeRig, name: str, value
     assert rig("x").refuse(PATH, **body)["param"] == name
 
 
+@both_profiles
 def test_c40_honour_keeps_what_is_asked_and_fills_the_rest(rig: MakeRig) -> None:
     server = rig("x")
     asked = sampling_of(server, temperature=0, presence_penalty=1.5, top_p=0.5)
@@ -204,6 +214,7 @@ def test_overrides_are_defaults_only(rig: MakeRig) -> None:
     assert sampling_of(server, temperature=0.9).temperature == 0.9
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("form", "is_shown"),
     [
@@ -223,6 +234,7 @@ def test_c14_response_formats(rig: MakeRig, form: dict[str, Any], is_shown: bool
         assert constraint.at_once is None
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "fields",
     [{"guided_json": {}}, {"guided_regex": "a"}, {"guided_choice": ["a"]}, {"guided_grammar": "a"}],
@@ -270,11 +282,13 @@ def test_what_cannot_be_served_is_named(rig: MakeRig, fields: dict[str, Any], pa
     assert rig("x").refuse(PATH, messages=HELLO, **fields)["param"] == param
 
 
+@both_profiles
 def test_item_76_logit_bias_reaches_the_engine(rig: MakeRig) -> None:
     biased = sampling_of(rig("x"), logit_bias={"5": -100, "6": 100})
     assert dict(biased.logit_bias) == {5: -100, 6: 100}
 
 
+@both_profiles
 def test_item_74_ignored_end_tokens_are_counted(rig: MakeRig) -> None:
     reply = rig([(1,), (66,)] * 60, end=False).chat(ignore_eos=True, max_tokens=100, **OFF)
     assert reply["usage"]["completion_tokens"] == 100
@@ -290,7 +304,7 @@ def test_what_the_engine_needs_beside_sampling(rig: MakeRig) -> None:
     assert (request.thinking_budget.num_tokens, request.priority) == (50, -3)
 
 
-def test_task_is_a_quick_instruction(rig: MakeRig) -> None:
+def test_c15_task_is_a_quick_instruction(rig: MakeRig) -> None:
     server = rig("A greeting")
     assert server.chat(task="title")["choices"][0]["message"]["content"] == "A greeting"
     assert server.prompt.endswith("<｜User｜>Hi<｜title｜>")
@@ -317,6 +331,7 @@ def test_prompt_logprobs_of_a_chat(rig: MakeRig) -> None:
     assert len(others) == len(server.engine.requests[0].prompt_token_ids) - 1
 
 
+@both_profiles
 def test_c46_usage_can_be_forced_and_repeated_at_the_finish(rig: MakeRig) -> None:
     forced = rig("a</think>b", enable_force_include_usage=True).stream()
     assert forced[-1]["choices"] == []
@@ -327,6 +342,7 @@ def test_c46_usage_can_be_forced_and_repeated_at_the_finish(rig: MakeRig) -> Non
     assert all("usage" not in chunk for chunk in chunks[:-1])
 
 
+@both_profiles
 @pytest.mark.parametrize("script", ["Hm</think>Hi there", CALL], ids=["text", "call"])
 @pytest.mark.parametrize("is_cut", [False, True], ids=["stop", "length"])
 def test_c45_every_choice_has_one_finish_chunk(rig: MakeRig, script: str, is_cut: bool) -> None:
@@ -341,6 +357,7 @@ def test_c45_every_choice_has_one_finish_chunk(rig: MakeRig, script: str, is_cut
         assert own[-1]["finish_reason"]
 
 
+@both_profiles
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_c41_entries_cover_calls_too(rig: MakeRig, stream: bool) -> None:
     server = rig(CALL)
@@ -350,7 +367,7 @@ def test_c41_entries_cover_calls_too(rig: MakeRig, stream: bool) -> None:
         entries = [entry for part in parts if part for entry in part["content"]]
     else:
         entries = server.chat(**body)["choices"][0]["logprobs"]["content"]
-    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == CALL
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == server.script
 
 
 @pytest.mark.parametrize("by_field", [False, True], ids=["setting", "field"])
@@ -363,6 +380,7 @@ def test_stream_interval_joins_deltas(rig: MakeRig, by_field: bool) -> None:
     assert sizes == [0, 1, 4, 4, 3, 0]
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("name", "thinks"),
     [("deepseek-chat", False), ("deepseek-reasoner", True), ("deepseek-chat[1m]", False)],
@@ -379,6 +397,7 @@ def test_item_84_aliases_carry_a_thinking_mode(rig: MakeRig, name: str, thinks: 
     assert server.prompt.endswith("</think>" if thinks else "<think>")
 
 
+@both_profiles
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", PATH])
 def test_r13_cached_tokens_are_the_same_in_every_dialect(rig: MakeRig, path: str) -> None:
     server = rig("Hm</think>Hi")
@@ -389,6 +408,7 @@ def test_r13_cached_tokens_are_the_same_in_every_dialect(rig: MakeRig, path: str
     assert details.get("cached_tokens", usage.get("cache_read_input_tokens")) == 5
 
 
+@both_profiles
 def test_item_82_reasoning_comes_back_the_same_from_every_dialect(rig: MakeRig) -> None:
     server = rig("x")
     user = {"role": "user", "content": "Q"}
@@ -418,11 +438,11 @@ def test_item_82_reasoning_comes_back_the_same_from_every_dialect(rig: MakeRig) 
     assert "<think>R</think>A" in server.prompt
 
 
+@both_profiles
 def test_c12_a_sampled_call_comes_back_as_it_was(rig: MakeRig) -> None:
-    spaced = CALL.replace('string="false">3<', 'string="false"> 3 <')
-    server = rig(spaced)
+    server = rig(CALL.replace('string="false">3<', 'string="false"> 3 <'))
     message = server.chat(tools=TOOLS)["choices"][0]["message"]
-    sampled = spaced.partition("</think>")[2]
+    sampled = server.script.partition("</think>")[2]
     call = message["tool_calls"][0]
     turn = {key: message[key] for key in ("role", "content", "reasoning_content")}
     turn["tool_calls"] = [call]
@@ -433,6 +453,7 @@ def test_c12_a_sampled_call_comes_back_as_it_was(rig: MakeRig) -> None:
     assert sampled not in server.prompt
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("policy", "body", "wanted"),
     [

@@ -1,7 +1,8 @@
-"""Libraries that agents are built with, against a real socket (C64)."""
+"""Libraries that agents are built with, unmodified, against a real socket (C64)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,13 +11,13 @@ from pydantic import BaseModel
 from tests.serving.conftest import HELLO, MakeRig, serving
 from tests.serving.test_chat import CALL, TOOLS
 
-pytestmark = [
-    pytest.mark.slow,  # the libraries take seconds to import
-    pytest.mark.filterwarnings("ignore"),  # theirs are not ours to mend
-]
+# Their warnings are not ours to mend.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 ANSWER = "Hm</think>Hello"
 FORECAST = 'Hm</think>{"city": "Oslo", "days": 3}'
+ENDLESS: list[Any] = [(66,)] * 100_000
+RESULT = "<tool_result>3 degrees</tool_result>"
 
 
 class get_weather(BaseModel):
@@ -39,12 +40,41 @@ def langchain_model(kind: str, url: str) -> Any:
     return langchain.ChatOpenAI(model="tiny", base_url=f"{url}/v1", api_key="x", **responses)
 
 
-@pytest.mark.parametrize("kind", ["openai", "responses", "deepseek", "anthropic"])
-def test_langchain_reads_answers_whole_and_streamed(rig: MakeRig, kind: str) -> None:
+every_model = pytest.mark.parametrize("kind", ["openai", "responses", "deepseek", "anthropic"])
+
+
+@every_model
+def test_c64_langchain_reads_answers_whole_and_streamed(rig: MakeRig, kind: str) -> None:
     with serving(rig(ANSWER)) as url:
         model = langchain_model(kind, url)
         assert model.invoke("Hi").text == "Hello"
         assert "".join(chunk.text for chunk in model.stream("Hi")) == "Hello"
+
+
+@every_model
+def test_c64_langchain_calls_a_tool_and_returns_its_result(rig: MakeRig, kind: str) -> None:
+    server = rig(CALL)
+    with serving(server) as url:
+        model = langchain_model(kind, url).bind_tools([get_weather])
+        turn = model.invoke("Weather?")
+        [call] = turn.tool_calls
+        assert (call["name"], call["args"]) == ("get_weather", {"city": "Oslo 2>&1", "days": 3})
+        server.say(ANSWER)
+        result = {"role": "tool", "content": "3 degrees", "tool_call_id": call["id"]}
+        final = model.invoke([("human", "Weather?"), turn, result])
+    assert final.text == "Hello"
+    assert RESULT in server.prompt
+    assert "On it.\n\n<｜DSML｜ calls>" in server.prompt
+
+
+@every_model
+def test_c64_langchain_leaves_a_stream(rig: MakeRig, kind: str) -> None:
+    server = rig(ENDLESS, end=False)
+    with serving(server) as url:
+        stream = langchain_model(kind, url).stream("Hi")
+        next(stream)
+        stream.close()
+    assert server.engine.aborted == [server.engine.requests[0].request_id]
 
 
 @pytest.mark.parametrize("kind", ["openai", "deepseek", "anthropic"])
@@ -55,36 +85,71 @@ def test_r5_langchain_gets_structured_output_by_a_named_tool(rig: MakeRig, kind:
         assert model.invoke("Hi") == get_weather(city="Oslo 2>&1", days=3)
 
 
-def test_langchain_gets_structured_output_by_a_schema(rig: MakeRig) -> None:
+@pytest.mark.parametrize("kind", ["openai", "responses"])
+def test_c64_langchain_gets_structured_output_by_a_schema(rig: MakeRig, kind: str) -> None:
     with serving(rig(FORECAST)) as url:
-        model = langchain_model("openai", url).with_structured_output(get_weather)
+        model = langchain_model(kind, url).with_structured_output(get_weather)
         assert model.invoke("Hi") == get_weather(city="Oslo", days=3)
 
 
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "deepseek", "anthropic"])
-def test_litellm_reads_answers_and_calls(
-    rig: MakeRig, provider: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(params=["openai", "hosted_vllm", "deepseek", "anthropic"])
+def ask_litellm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Ask a server through one of LiteLLM's providers."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # nothing from the network
     litellm = pytest.importorskip("litellm")
-    path = "/v1" if provider in ("openai", "hosted_vllm") else ""
+    path = "/v1" if request.param in ("openai", "hosted_vllm") else ""
 
     def ask(url: str, **options: Any) -> Any:
+        defaults = {"messages": HELLO, "max_tokens": 2000, "api_key": "x"}
         return litellm.completion(
-            model=f"{provider}/tiny",
-            messages=HELLO,
-            api_base=url + path,
-            api_key="x",
-            max_tokens=2000,
-            **options,
+            model=f"{request.param}/tiny", api_base=url + path, **defaults | options
         )
 
-    with serving(rig(ANSWER)) as url:
-        message = ask(url).choices[0].message
+    return ask
+
+
+def test_c64_litellm_reads_answers_whole_and_streamed(rig: MakeRig, ask_litellm: Ask) -> None:
+    server = rig(ANSWER)
+    server.engine.num_cached_tokens = 2
+    with serving(server) as url:
+        reply = ask_litellm(url)
+        message = reply.choices[0].message
         assert (message.content, message.reasoning_content) == ("Hello", "Hm")
-        chunks = [chunk.choices[0].delta.content or "" for chunk in ask(url, stream=True)]
+        assert reply.usage.prompt_tokens_details.cached_tokens == 2
+        chunks = [chunk.choices[0].delta.content or "" for chunk in ask_litellm(url, stream=True)]
         assert "".join(chunks) == "Hello"
-    with serving(rig(CALL)) as url:
-        (call,) = ask(url, tools=TOOLS, tool_choice="required").choices[0].message.tool_calls
+
+
+def test_c64_litellm_calls_a_tool_and_returns_its_result(rig: MakeRig, ask_litellm: Ask) -> None:
+    server = rig(CALL)
+    with serving(server) as url:
+        message = ask_litellm(url, tools=TOOLS, tool_choice="required").choices[0].message
+        (call,) = message.tool_calls
         assert call.function.name == "get_weather"
         assert call.function.arguments == '{"city": "Oslo 2>&1", "days": 3}'
+        server.say(ANSWER)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "3 degrees"}
+        final = ask_litellm(url, tools=TOOLS, messages=[*HELLO, message.model_dump(), result])
+    assert final.choices[0].message.content == "Hello"
+    assert RESULT in server.prompt
+
+
+def test_c64_litellm_gets_structured_output(rig: MakeRig, ask_litellm: Ask) -> None:
+    server = rig(FORECAST)
+    with serving(server) as url:
+        reply = ask_litellm(url, response_format=get_weather)
+    content = reply.choices[0].message.content
+    assert get_weather.model_validate_json(content) == get_weather(city="Oslo", days=3)
+    assert server.engine.requests[0].constraint is not None
+
+
+def test_c64_litellm_leaves_a_stream(rig: MakeRig, ask_litellm: Ask) -> None:
+    server = rig(ENDLESS, end=False)
+    with serving(server) as url:
+        stream = ask_litellm(url, stream=True)
+        next(iter(stream))
+        stream.completion_stream.close()
+    assert server.engine.aborted == [server.engine.requests[0].request_id]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import MakeRig, Rig
+from tests.serving.conftest import MakeRig, Rig, both_profiles
 
 PATH = "/v1/completions"
 
@@ -101,6 +101,7 @@ def test_logprobs_have_the_old_layout(rig: MakeRig) -> None:
     assert [len(top) for top in logprobs["top_logprobs"]] == [3] * len(offsets)
 
 
+@both_profiles
 def test_c31_no_token_with_echo_and_logprobs_scores_the_prompt(rig: MakeRig) -> None:
     server = rig("more")
     reply = complete(server, prompt="Once upon", max_tokens=0, echo=True, logprobs=1)
@@ -133,6 +134,7 @@ def test_echo_with_logprobs_covers_prompt_and_answer(rig: MakeRig, stream: bool)
     assert offsets == [0, *(len("".join(tokens[1:i])) for i in range(1, len(tokens)))]
 
 
+@both_profiles
 def test_c41_a_token_that_is_held_back_keeps_its_entry(rig: MakeRig) -> None:
     text = "a 😀 b"
     chunks = rig(text).stream(PATH, prompt="Once", logprobs=0, max_tokens=99)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import HELLO, MakeRig, Rig
+from tests.serving.conftest import HELLO, MakeRig, Rig, both_profiles
 from tests.serving.test_chat import CALL
 
 PATH = "/v1/messages"
@@ -73,6 +73,7 @@ def test_answer_has_thinking_and_text_blocks(rig: MakeRig) -> None:
     assert (reply["type"], reply["role"], reply["model"]) == ("message", "assistant", "tiny")
 
 
+@both_profiles
 @pytest.mark.parametrize("step", [1, 2, 7, 1000], ids=lambda n: f"step={n}")
 @pytest.mark.parametrize("text", ["Hm.</think>Hello 😀", CALL, NO_ARGUMENTS, "</think>"])
 def test_c38_stream_has_consecutive_blocks_and_equals_the_whole(
@@ -95,6 +96,7 @@ def test_c38_stream_has_consecutive_blocks_and_equals_the_whole(
     assert stream[-2]["usage"] == whole["usage"]
 
 
+@both_profiles
 def test_c38_a_tool_without_parameters_sends_an_empty_object(rig: MakeRig) -> None:
     stream = events(rig(NO_ARGUMENTS), tools=[WEATHER])
     fragments = [e["delta"]["partial_json"] for e in stream if "partial_json" in str(e)]
@@ -116,6 +118,7 @@ def test_signature_comes_just_before_the_thinking_block_stops(rig: MakeRig) -> N
     assert stream[at + 1] == {"type": "content_block_stop", "index": 0}
 
 
+@both_profiles
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_c35_disabled_thinking_sends_no_thinking_block(rig: MakeRig, stream: bool) -> None:
     server = rig("<think>Hm</think>Hello")
@@ -148,6 +151,7 @@ def test_a_budget_outside_its_domain_is_refused(rig: MakeRig, budget: int | None
     assert "budget_tokens" in error["message"]
 
 
+@both_profiles
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_c36_input_tokens_sum_to_the_prompt(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")
@@ -159,6 +163,7 @@ def test_c36_input_tokens_sum_to_the_prompt(rig: MakeRig, stream: bool) -> None:
     assert sum(usage[name] for name in names) == num_prompt
 
 
+@both_profiles
 def test_c37_count_tokens_is_the_length_of_the_prompt(rig: MakeRig) -> None:
     server = rig("x")
     body = {"messages": HELLO, "tools": [WEATHER], "system": "Be brief.", "thinking": None}
@@ -167,6 +172,7 @@ def test_c37_count_tokens_is_the_length_of_the_prompt(rig: MakeRig) -> None:
     assert count == {"input_tokens": len(server.engine.requests[0].prompt_token_ids)}
 
 
+@both_profiles
 def test_c34_the_billing_line_is_not_part_of_the_prompt(rig: MakeRig) -> None:
     server = rig("x")
     for nonce in ("a1", "b2"):

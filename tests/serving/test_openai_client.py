@@ -24,7 +24,7 @@ def listening(server: Rig) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_chat_whole_and_streamed(rig: MakeRig) -> None:
+def test_c64_chat_whole_and_streamed(rig: MakeRig) -> None:
     with listening(rig("Hm</think>Hello 😀")) as client:
         reply: Any = client.chat.completions.create(model="tiny", messages=HELLO)
         assert reply.choices[0].message.content == "Hello 😀"
@@ -39,7 +39,35 @@ def test_chat_whole_and_streamed(rig: MakeRig) -> None:
         assert chunks[-1].usage == reply.usage
 
 
-def test_tool_call_streamed(rig: MakeRig) -> None:
+def test_c64_logprobs(rig: MakeRig) -> None:
+    server = rig("Hm</think>Hello")
+    with listening(server) as client:
+        reply = client.chat.completions.create(
+            model="tiny", messages=HELLO, logprobs=True, top_logprobs=2
+        )
+    assert reply.choices[0].logprobs is not None
+    entries = reply.choices[0].logprobs.content or []
+    assert "".join(entry.token for entry in entries) == "Hm</think>Hello"
+    assert {len(entry.top_logprobs) for entry in entries} == {2}
+
+
+def test_c64_tool_loop_over_chats(rig: MakeRig) -> None:
+    server = rig(CALL)
+    with listening(server) as client:
+        reply = client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS)
+        [call] = reply.choices[0].message.tool_calls or []
+        server.say("Hm</think>Cold.")
+        turn: Any = reply.choices[0].message.to_dict()
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "3 degrees"}
+        final = client.chat.completions.create(
+            model="tiny", messages=[*HELLO, turn, result], tools=TOOLS
+        )
+    assert final.choices[0].message.content == "Cold."
+    assert "<think>let me see</think>On it.\n\n<｜DSML｜ calls>" in server.prompt
+    assert "<tool_result>3 degrees</tool_result>" in server.prompt
+
+
+def test_c64_tool_call_streamed(rig: MakeRig) -> None:
     with listening(rig(CALL)) as client:
         chunks: list[Any] = list(
             client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, stream=True)
@@ -61,7 +89,7 @@ def test_completion_models_and_errors(rig: MakeRig) -> None:
             client.chat.completions.create(model="tiny", messages=[])
 
 
-def test_client_that_closes_its_stream_aborts(rig: MakeRig) -> None:
+def test_c64_client_that_closes_its_stream_aborts(rig: MakeRig) -> None:
     server = rig([(66,)] * 100_000, end=False)
     with listening(server) as client:
         stream = client.completions.create(
@@ -80,7 +108,7 @@ class Forecast(pydantic.BaseModel):
 FORECAST = 'Hm</think>{"city": "Oslo", "degrees": 3}'
 
 
-def test_parse_with_a_strict_schema(rig: MakeRig) -> None:
+def test_c64_parse_with_a_strict_schema(rig: MakeRig) -> None:
     server = rig(FORECAST)
     with listening(server) as client:
         reply = client.chat.completions.parse(
@@ -97,7 +125,7 @@ def test_parse_with_a_strict_schema(rig: MakeRig) -> None:
     assert all(request.constraint for request in server.engine.requests)
 
 
-def test_tool_loop_over_responses(rig: MakeRig) -> None:
+def test_c64_tool_loop_over_responses(rig: MakeRig) -> None:
     server = rig(CALL)
     tool: Any = {"type": "function", **TOOLS[0]["function"]}
     with listening(server) as client:

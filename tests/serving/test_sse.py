@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import httpx2
@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from starlette.types import Message
 
 from leadline.core.errors import EngineOverloaded
+from leadline.serving.sse import EventStream
 from tests.serving.conftest import HELLO, MakeRig, Rig
 
 BODY = {"messages": HELLO, "thinking": {"type": "disabled"}}
@@ -73,7 +74,7 @@ def with_gate(test: Callable[[Rig, asyncio.Event], Awaitable[None]], server: Rig
 
 @pytest.mark.parametrize("n", [1, 3], ids=lambda n: f"n={n}")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_client_that_leaves_aborts_every_choice(rig: MakeRig, stream: bool, n: int) -> None:
+def test_c49_client_that_leaves_aborts_every_choice(rig: MakeRig, stream: bool, n: int) -> None:
     async def test(server: Rig, _gate: asyncio.Event) -> None:
         connection = Connection(server, {"stream": stream, "n": n})
         while len(server.engine.requests) < n:
@@ -100,7 +101,7 @@ def test_event_goes_out_before_the_next_token(rig: MakeRig) -> None:
     with_gate(test, rig([(a,), (b,)]))
 
 
-def test_silence_is_broken_by_comments(rig: MakeRig) -> None:
+def test_c47_silence_is_broken_by_comments(rig: MakeRig) -> None:
     async def test(server: Rig, gate: asyncio.Event) -> None:
         connection = Connection(server, {"stream": True})
         await connection.until(b": keep-alive\n\n: keep-alive\n\n")
@@ -175,3 +176,26 @@ def test_r14_a_thousand_clients_leave_at_random_and_nothing_stays_behind(rig: Ma
     assert sum(map(int, ended.values())) == len(server.engine.requests)
     assert int(ended["abort"]) > 0, "some left before the end"
     assert int(ended["stop"]) > 0, "and some after it"
+
+
+def test_what_goes_wrong_while_sending_is_not_swallowed() -> None:
+    closed = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"data: 1\n\n"
+        finally:
+            closed.set()
+
+    async def send(_message: Message) -> None:
+        raise RuntimeError("broken")
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "path": "/v1/chat/completions", "state": {"request_id": "r"}}
+    with pytest.raises(RuntimeError, match="broken"):
+        asyncio.run(EventStream(events(), keep_alive=0)(scope, receive, send))
+    assert closed.is_set()

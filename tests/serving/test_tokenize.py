@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import HELLO, MakeRig
+from tests.serving.conftest import HELLO, MakeRig, both_profiles
 from tests.serving.test_chat import TOOLS
 
 CHATS: list[dict[str, Any]] = [
     {},
     {"tools": TOOLS},
     {"tools": TOOLS, "tool_choice": "required", "thinking": {"type": "disabled"}},
-    {"reasoning_effort": 37},
+    {"reasoning_effort": "max"},
     {"chat_template_kwargs": {"thinking": False}},
     {"response_format": {"type": "json_object"}},
     {
@@ -24,6 +24,7 @@ CHATS: list[dict[str, Any]] = [
 ]
 
 
+@both_profiles
 @pytest.mark.parametrize("body", CHATS, ids=lambda body: "-".join(body) or "plain")
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
 def test_c32_a_chat_has_the_ids_that_it_would_prefill(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from leadline.text.chat import ChatInput, Tool
 from leadline.text.encoding import ChatEncoder
 
@@ -13,12 +15,20 @@ BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"
 TOOL = Tool("f")
 
+# For tests of the checklist: a statement that names no profile holds for both.
+both_profiles = pytest.mark.parametrize("encoder", ["v41", "v4"], indirect=True)
+
 
 def render(encoder: ChatEncoder, messages: list[Any], **options: Any) -> str:
     """The prompt's text behind BOS."""
     text = encoder.tokenizer.decode(encoder.encode(ChatInput(messages, **options)).token_ids)
     assert text.startswith(BOS)
     return text.removeprefix(BOS)
+
+
+def in_v4(text: str) -> str:
+    """V4.1's tool blocks in V4's spelling."""
+    return text.replace("｜DSML｜ calls", "｜DSML｜tool_calls").replace("｜DSML｜ ", "｜DSML｜")
 
 
 def system(text: Any) -> Any:

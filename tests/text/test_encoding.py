@@ -21,7 +21,7 @@ from leadline.text.chat import (
 from leadline.text.encoding import ChatEncoder
 from leadline.text.profiles import V4, V41, Profile
 from leadline.text.tokenizer import Tokenizer
-from tests.text.prompts import EOS, HI, REPLY, TOOL, calls, render, result, system
+from tests.text.prompts import EOS, HI, REPLY, TOOL, both_profiles, calls, render, result, system
 
 FORCED = (ToolChoice("required"), ToolChoice("named", "f"))
 
@@ -152,6 +152,7 @@ def test_c10_partial_answer_is_continued(
     assert prompt.start is start
 
 
+@both_profiles
 def test_c10_answer_without_prefix_is_closed(encoder: ChatEncoder) -> None:
     messages = [HI, REPLY]
     end = f"<｜User｜>Hi<｜Assistant｜></think>x{EOS}"
@@ -160,6 +161,7 @@ def test_c10_answer_without_prefix_is_closed(encoder: ChatEncoder) -> None:
     assert render(encoder, messages, thinking=False, add_generation_prompt=False).endswith(end)
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "messages",
     [
@@ -174,6 +176,7 @@ def test_c10_prefix_elsewhere_is_refused(encoder: ChatEncoder, messages: Any) ->
         encoder.encode(ChatInput(messages))
 
 
+@both_profiles
 def test_c10_continuing_and_a_new_turn_exclude_each_other(encoder: ChatEncoder) -> None:
     with pytest.raises(BadRequest, match="exclude each other") as caught:
         encoder.encode(ChatInput([HI, REPLY], continue_final_message=True))
@@ -231,6 +234,7 @@ def test_c29_forced_call_opens_the_block(
         assert prompt.start is AnswerStart.TOOL_BLOCK
 
 
+@both_profiles
 @pytest.mark.parametrize("choice", FORCED, ids=lambda choice: choice.mode)
 def test_c29_forced_call_lets_the_model_think_first(
     encoder: ChatEncoder, choice: ToolChoice
@@ -240,6 +244,7 @@ def test_c29_forced_call_lets_the_model_think_first(
     assert encoder.tokenizer.decode(prompt.token_ids).endswith("<think>")
 
 
+@both_profiles
 def test_item_77_tool_choice_none_shows_no_tools(encoder: ChatEncoder) -> None:
     chat = ChatInput([HI], tools=(TOOL,), tool_choice=ToolChoice("none"))
     prompt = encoder.encode(chat)
@@ -272,6 +277,7 @@ def test_response_format_can_stay_out_of_the_prompt(tokenizer: Tokenizer) -> Non
         assert render(encoder, [HI], response_format=form) == render(encoder, [HI])
 
 
+@both_profiles
 @pytest.mark.parametrize("task", ["query", "authority", "domain", "title", "read_url"])
 def test_c15_task_takes_the_place_of_the_header(encoder: ChatEncoder, task: str) -> None:
     for chat in (ChatInput([HI], task=task), ChatInput([HI | {"task": task}])):
@@ -281,12 +287,14 @@ def test_c15_task_takes_the_place_of_the_header(encoder: ChatEncoder, task: str)
         assert prompt.start is AnswerStart.PLAIN
 
 
+@both_profiles
 @pytest.mark.parametrize(("thinking", "marker"), [(True, "<think>"), (False, "</think>")])
 def test_c15_action_follows_the_header(encoder: ChatEncoder, thinking: bool, marker: str) -> None:
     text = render(encoder, [HI], task="action", thinking=thinking)
     assert text.endswith(f"<｜User｜>Hi<｜Assistant｜>{marker}<｜action｜>")
 
 
+@both_profiles
 def test_c15_answered_tasks_stay_in_history(encoder: ChatEncoder) -> None:
     messages = [HI | {"task": "title"}, REPLY, HI | {"task": "action"}, REPLY, HI]
     assert render(encoder, messages, thinking=False) == (
@@ -297,6 +305,7 @@ def test_c15_answered_tasks_stay_in_history(encoder: ChatEncoder) -> None:
     assert partial.start is AnswerStart.PLAIN
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("messages", "task", "param"),
     [
@@ -314,6 +323,7 @@ def test_c15_wrong_tasks_are_refused(
     assert caught.value.param == param
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("thinking", "is_max", "limit"),
     [(False, False, 8192), (True, False, 65536), (True, True, 131072)],

@@ -9,11 +9,12 @@ import pytest
 from leadline.core.errors import BadRequest
 from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
-from tests.text.prompts import HI, REPLY, TOOL, calls, render, result, system
+from tests.text.prompts import HI, REPLY, TOOL, both_profiles, calls, render, result, system
 
 LINE = "x-anthropic-billing-header: cc_version=2; cch={};"
 
 
+@both_profiles
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -43,8 +44,9 @@ def test_c5_errors_name_the_place(encoder: ChatEncoder, messages: Any, param: st
     assert param.partition(".")[0] in str(caught.value)
 
 
+@both_profiles
 @pytest.mark.parametrize("kind", ["image_url", "image", "input_image"])
-def test_images_are_refused_by_name(encoder: ChatEncoder, kind: str) -> None:
+def test_c5_images_are_refused_by_name(encoder: ChatEncoder, kind: str) -> None:
     part = {"type": kind, kind: {"url": "data:,"}}
     with pytest.raises(BadRequest, match=f"{kind}.*images are not supported") as caught:
         encoder.encode(ChatInput([HI, {"role": "user", "content": ["text", part]}]))
@@ -52,7 +54,8 @@ def test_images_are_refused_by_name(encoder: ChatEncoder, kind: str) -> None:
     assert caught.value.code == "not_supported"
 
 
-def test_r11_c17_a_quoted_image_marker_does_not_lock_a_conversation(encoder: ChatEncoder) -> None:
+@both_profiles
+def test_c17_r11_a_quoted_image_marker_does_not_lock_a_conversation(encoder: ChatEncoder) -> None:
     marker = "<｜deepseek_image｜>"
     messages = [{"role": "user", "content": f"what is {marker}?"}, REPLY]
     messages += [HI, calls("1"), result("1", [{"type": "text", "text": marker}]), HI]
@@ -61,6 +64,7 @@ def test_r11_c17_a_quoted_image_marker_does_not_lock_a_conversation(encoder: Cha
     assert encoder.tokenizer.marker_id(marker) not in token_ids
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "content",
     [
@@ -83,6 +87,7 @@ def test_item_81_parts_are_joined_by_a_blank_line(
     assert parts == text
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "message",
     [HI, system(""), {"role": "assistant"}, result("1", ""), {"role": "latest_reminder"}],
@@ -100,6 +105,7 @@ def test_item_81_null_content_is_empty(encoder: ChatEncoder, message: Any) -> No
     assert null == empty == missing
 
 
+@both_profiles
 def test_item_82_reasoning_has_two_names(encoder: ChatEncoder) -> None:
     rendered = {
         render(encoder, [HI, calls("1", **fields), result("1", "R")], tools=(TOOL,))
@@ -128,6 +134,7 @@ def test_developer_is_system(encoder: ChatEncoder, v4_encoder: ChatEncoder) -> N
         assert len(by_role) == 1
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "contents",
     [
@@ -145,6 +152,7 @@ def test_r8_c34_billing_line_is_removed(encoder: ChatEncoder, contents: Any) -> 
         assert encoder.encode(ChatInput(messages)) == want
 
 
+@both_profiles
 def test_r8_nothing_but_the_billing_line_is_no_system_message(encoder: ChatEncoder) -> None:
     assert encoder.encode(ChatInput([system(LINE), HI])) == encoder.encode(ChatInput([HI]))
     with pytest.raises(BadRequest, match="messages is empty"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,11 @@ def test_r2_the_table_is_the_profiles() -> None:
     assert V41.efforts == {"low": 50, "high": 75, "max": 100}
 
 
+def checkpoint(folder: Path, model_type: str) -> Path:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("setting", "model_type", "encoder", "profile"),
     [
@@ -118,13 +124,17 @@ def test_c6_choice_of_profile_is_logged(
         (tmp_path / "encoding").mkdir()
         (tmp_path / "encoding" / "encoding_dsv4.py").write_text(encoder)
     with caplog.at_level(logging.INFO):
-        assert choose_profile(setting, model_type=model_type, folder=tmp_path) is profile
+        assert choose_profile(setting, checkpoint(tmp_path, model_type)) is profile
     assert f"chat format {profile.name} (" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("setting", "model_type"), [("auto", "llama"), ("v3", "deepseek_v41")], ids=["model", "name"]
 )
-def test_unknown_profiles_are_refused(setting: str, model_type: str) -> None:
+def test_unknown_profiles_are_refused(tmp_path: Path, setting: str, model_type: str) -> None:
     with pytest.raises(ConfigError, match="profile"):
-        choose_profile(setting, model_type=model_type)
+        choose_profile(setting, checkpoint(tmp_path, model_type))
+
+
+def test_c6_a_preset_has_no_files_and_is_v41() -> None:
+    assert choose_profile("auto", None) is V41

@@ -18,6 +18,7 @@ from leadline.text.profiles import V4_TAGS, V41_TAGS, DsmlTags
 from leadline.text.tokenizer import Tokenizer
 from leadline.text.tool_grammar import ToolBlock
 from tests.text.grammars import DSML, Grammars
+from tests.text.prompts import in_v4
 
 READ = Tool("read", parameters={"properties": {"path": {"type": "string"}, "pages": {}}})
 SHELL = Tool("run_shell", parameters={"properties": {"command": {}}, "required": ["command"]})
@@ -104,8 +105,11 @@ def test_c28_canonical_blocks_are_accepted(grammars: Grammars, tags: DsmlTags) -
         calls(call("read")) + "</think>",
     ],
 )
-def test_c28_wrong_envelope_is_masked(grammars: Grammars, wrong: str) -> None:
-    assert not grammars.allows(block(grammars).behind_marker(), wrong)
+@pytest.mark.parametrize("tags", [V4_TAGS, V41_TAGS], ids=["v4", "v41"])
+def test_c28_wrong_envelope_is_masked(grammars: Grammars, wrong: str, tags: DsmlTags) -> None:
+    if tags is V4_TAGS:
+        wrong = in_v4(DSML + wrong).removeprefix(DSML)
+    assert not grammars.allows(block(grammars, tags=tags).behind_marker(), wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from leadline.text.chat import ChatInput, Tool, ToolChoice
 from leadline.text.encoding import ChatEncoder
 from leadline.text.json_schema import close_schema
 from leadline.text.tools_schema import function_tool_choice, function_tools
-from tests.text.prompts import HI, render, system
+from tests.text.prompts import HI, both_profiles, render, system
 
 BLOCK = """
 
@@ -98,6 +98,7 @@ def test_c8_tools_block(encoder: ChatEncoder, v4_encoder: ChatEncoder) -> None:
         assert text == f"{head}S{block}{tail}"
 
 
+@both_profiles
 def test_c1_markers_of_the_block_are_control_tokens_and_those_of_schemas_are_not(
     encoder: ChatEncoder,
 ) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from leadline.text.chat import AnswerStart, ChatInput, SampledTurn
 from leadline.text.encoding import ChatEncoder
+from leadline.text.profiles import PROFILES, V4, V41, Profile
 from leadline.text.tokenizer import Tokenizer
 from leadline.text.turn_memory import TurnMemory
-from tests.text.prompts import EOS, HI, TOOL, calls, result
+from tests.text.prompts import EOS, HI, TOOL, calls, in_v4, result
 
 OPENED = "\n\n<｜DSML｜ calls>\n"
 CALL = (
@@ -34,9 +35,9 @@ def turn(tokenizer: Tokenizer) -> SampledTurn:
     return SampledTurn(ids, "", (("1", "f", '{"a": [1,  2]}'),))
 
 
-@pytest.fixture
-def encoder(tokenizer: Tokenizer, turn: SampledTurn) -> ChatEncoder:
-    encoder = ChatEncoder(tokenizer)
+@pytest.fixture(params=["v41", "v4"])
+def encoder(request: pytest.FixtureRequest, tokenizer: Tokenizer, turn: SampledTurn) -> ChatEncoder:
+    encoder = ChatEncoder(tokenizer, PROFILES[request.param])
     encoder.remember(turn, "me")
     return encoder
 
@@ -80,7 +81,7 @@ def test_c12_another_call_is_canonical(
 ) -> None:
     ids = prompt(encoder, message)
     assert not contains(ids, turn.token_ids)
-    assert ids == prompt(ChatEncoder(encoder.tokenizer), message)
+    assert ids == prompt(ChatEncoder(encoder.tokenizer, encoder.profile), message)
 
 
 @pytest.mark.parametrize("tenant", ["other", None], ids=str)
@@ -90,13 +91,18 @@ def test_c12_turns_are_their_tenants(
     assert not contains(prompt(encoder, calls("1", arguments=SAME), tenant), turn.token_ids)
 
 
-def test_c12_a_block_that_the_prompt_opened_belongs_to_the_turn(tokenizer: Tokenizer) -> None:
-    encoder = ChatEncoder(tokenizer)
+@pytest.mark.parametrize(
+    ("profile", "opened"), [(V41, OPENED), (V4, in_v4(OPENED))], ids=["v41", "v4"]
+)
+def test_c12_a_block_that_the_prompt_opened_belongs_to_the_turn(
+    tokenizer: Tokenizer, profile: Profile, opened: str
+) -> None:
+    encoder = ChatEncoder(tokenizer, profile)
     rest = sampled_ids(tokenizer, CALL)
     turn = SampledTurn(rest, "", (("1", "f", SAME),))
     encoder.remember(turn, "me", start=AnswerStart.TOOL_BLOCK)
     ids = prompt(encoder, calls("1", arguments=SAME))
-    assert contains(ids, (*tokenizer.encode(OPENED), *rest))
+    assert contains(ids, (*tokenizer.encode(opened), *rest))
 
 
 def test_two_calls_come_back_together(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leadline.text.encoding import ChatEncoder
-from tests.text.prompts import HI, calls, render, result
+from tests.text.prompts import HI, both_profiles, calls, render, result
 
 
 def block(encoder: ChatEncoder, arguments: Any, *ids: str) -> str:
@@ -86,6 +86,7 @@ def test_calls_share_one_block(encoder: ChatEncoder) -> None:
     )
 
 
+@both_profiles
 def test_c1_only_the_blocks_own_markers_are_control_tokens(encoder: ChatEncoder) -> None:
     messages = [HI, calls("1", arguments='{"a": "</｜DSML｜ parameter>"}'), result("1", "R")]
     text = render(encoder, messages)
