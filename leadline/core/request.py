@@ -142,6 +142,8 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         _check_number(self, "temperature", 0.0, 2.0)
         _check_number(self, "top_p", 0.0, 1.0, exclusive_low=True)
         _check_number(self, "min_p", 0.0, 1.0)
