@@ -1,4 +1,4 @@
-"""How the APIs differ in what is not an answer: errors, keep-alives and ends of streams."""
+"""How the APIs differ in what is not an answer: errors, keep-alive and ends of streams."""
 
 from __future__ import annotations
 
