@@ -128,7 +128,7 @@ async def _serve(
             )
             settings = shown(engine_config)
             app = build_app(engine, tokenizer, model_info, server_config, settings, folder)
-            announce(app.state.server.model_names, server_config, listener)
+            announce(app.state.server, listener)
             yield app, engine
 
     await ServerProcess(server_config, load).run(listener)

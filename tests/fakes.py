@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
@@ -20,10 +21,12 @@ from leadline.cache.sizing import CacheSize
 from leadline.config.engine import EngineConfig, SchedulerConfig
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
-from leadline.engine.grammar import GrammarCompiler, TokenizerFile
 from leadline.engine.sampler import Sampler
 from leadline.models.batch import CacheFields, ForwardBatch
 from tests.checks import CheckedScheduler
+
+if TYPE_CHECKING:
+    from leadline.engine.grammar import GrammarCompiler
 
 VOCAB_SIZE = 97
 EOS = 1
@@ -271,6 +274,9 @@ def build_fake_engine(config: EngineConfig) -> Engine:
 
     Its model names the folder of a tokenizer, where grammars are wanted.
     """
-    path = Path(config.model) / "tokenizer.json"
-    grammars = GrammarCompiler(TokenizerFile(path, VOCAB_SIZE, EOS)) if path.exists() else None
+    grammars, path = None, Path(config.model) / "tokenizer.json"
+    if path.exists():
+        from leadline.engine.grammar import GrammarCompiler, TokenizerFile
+
+        grammars = GrammarCompiler(TokenizerFile(path, VOCAB_SIZE, EOS))
     return fake_engine(fail_on=13, poison=14, max_num_queued_reqs=16, grammars=grammars)

@@ -88,8 +88,8 @@ class ThinkingBudget:
 class SamplingParams:
     """How tokens are drawn and when a request ends; names, domains and defaults as vLLM's.
 
-    Order of operations (serving-api 9.1): logit bias and allowed or bad tokens, penalties,
-    temperature, min_p, top_k, top_p, draw.
+    Order of operations (serving-api 9.1): logit bias and allowed or bad tokens, grammar,
+    penalties, temperature, min_p, top_k, top_p, draw.
 
     Attributes:
         temperature: 0 is greedy (values below 1e-5 count as 0).

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from leadline.config.engine import EngineConfig
 from leadline.core.client import EngineStats
 from leadline.core.errors import BadRequest, EngineDead, LeadlineError
+from leadline.core.pace import Pace
 from leadline.core.request import EngineRequest, TokenOutput
 from leadline.engine.limits import RequestLimits
 from leadline.engine.link import EngineLink
-from leadline.engine.pace import Pace
 from leadline.engine.process import Abort, Call, Outputs, PromptLogits, Rejected, Reply, Submit
 
 if TYPE_CHECKING:

@@ -239,8 +239,8 @@ class Engine:
         host plans while the device runs (cache-and-scheduling 5.9).
         """
         outputs, self._outputs = self._outputs, []
-        outputs += self._settle_grammars()
         outputs += self._settle_logits(self._scheduler.expire())
+        outputs += self._settle_grammars()
         if self._paused:
             return outputs + self._book()
         if self._in_flight is not None and self._in_flight.error is not None:
@@ -279,12 +279,17 @@ class Engine:
     def _settle_grammars(self) -> list[TokenOutput]:
         """Let requests run whose grammars are compiled; end those whose grammars cannot be."""
         outputs = []
-        for request in [r for r, future in self._compiling.items() if future.done()]:
-            compiled = self._compiling.pop(request)
+        for request, compiled in list(self._compiling.items()):
+            is_over = request.state is RequestState.FINISHED  # aborted or late
+            if not (is_over or compiled.done()):
+                continue
+            del self._compiling[request]
+            if is_over:
+                if compiled not in self._compiling.values():
+                    compiled.cancel()  # in the queue it would delay others
+                continue
             error = compiled.exception()
-            if request.state is RequestState.FINISHED:  # aborted or late: it is too late for news
-                logger.debug("a grammar for request %s, which has ended", request.request_id)
-            elif error is None:
+            if error is None:
                 request.constraint, request.is_deferred = compiled.result().copy(), False
             elif isinstance(error, BadRequest):
                 outputs.append(self._scheduler.refuse(request, error))

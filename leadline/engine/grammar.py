@@ -13,6 +13,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 5.0
 MAX_WORKERS = 4
 MAX_CACHED = 128
+# Of all remembered grammars; compiled, a large schema takes some fifty times its own size.
+MAX_CACHED_CHARACTERS = 2**23
 
 
 class TokenizerFile(NamedTuple):
@@ -59,20 +62,24 @@ class GrammarCompiler:
         self._file = tokenizer
         self._tokenizer = grammar_probe.read_tokenizer(str(path), vocab_size, eos_token_id)
         self._threads = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="grammar")
-        self._idle_probes: list[_Probe] = []
+        self._lock = threading.Lock()
+        self._idle_probe: _Probe | None = None
         self._cache: OrderedDict[Constraint, Future[ConstraintState]] = OrderedDict()
 
     def compile(self, constraint: Constraint) -> Future[ConstraintState]:
         """The state before any token, to be copied; the future fails with ``BadRequest``.
 
-        What failed is tried again when it comes again: the machine may have been busy.
+        It may be cancelled. What failed is tried again when it comes again: the machine may have
+        been busy.
         """
         known = self._cache.pop(constraint, None)
-        if known is None or (known.done() and known.exception() is not None):
+        if known is None or known.cancelled() or (known.done() and known.exception()):
             known = self._threads.submit(self._compile, constraint)
         self._cache[constraint] = known
-        if len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
+        excess = sum(map(_num_characters, self._cache)) - MAX_CACHED_CHARACTERS
+        while len(self._cache) > 1 and (len(self._cache) > MAX_CACHED or excess > 0):
+            oldest, _ = self._cache.popitem(last=False)
+            excess -= _num_characters(oldest)
         return known
 
     def _compile(self, constraint: Constraint) -> ConstraintState:
@@ -96,19 +103,24 @@ class GrammarCompiler:
         return matcher
 
     def _probe(self, grammar: str) -> str:
-        """What a probe says; each thread takes one of its own, and leaves it if it still lives."""
+        """What a probe says; each thread takes one of its own.
+
+        The one that is left last waits for the next grammar: another costs a second, or 150 MB.
+        """
         probe = self._take_probe()
         error = probe.check(grammar)
-        if probe.is_alive:
-            self._idle_probes.append(probe)
+        self._idle_probe = probe
         return error
 
     def _take_probe(self) -> _Probe:
-        with contextlib.suppress(IndexError):
-            while not (probe := self._idle_probes.pop()).is_alive:
-                pass  # something else has ended it; a grammar must not be blamed
-            return probe
-        return _Probe(self._file)
+        with self._lock:
+            probe, self._idle_probe = self._idle_probe, None
+        # Something else may have ended it; a grammar must not be blamed.
+        return probe if probe is not None and probe.is_alive else _Probe(self._file)
+
+
+def _num_characters(constraint: Constraint) -> int:
+    return len(constraint.at_once or "") + sum(len(grammar) for _, grammar in constraint.after)
 
 
 class _Probe:

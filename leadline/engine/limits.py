@@ -8,8 +8,8 @@ from itertools import chain
 
 from leadline.cache.sizing import pages_of
 from leadline.core.errors import BadRequest, EngineOverloaded
+from leadline.core.pace import Pace
 from leadline.core.request import EngineRequest, SamplingParams
-from leadline.engine.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)

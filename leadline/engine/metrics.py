@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
+from leadline.core.pace import Pace
 from leadline.core.request import FinishReason
-from leadline.engine.pace import Pace
 
 COUNTERS = (
     "prompt_tokens",  # of requests at their first admission

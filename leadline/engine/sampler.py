@@ -150,8 +150,13 @@ def _is_near(request: Request, bad_ids: Sequence[int]) -> bool:
 
 
 def _is_thinking_over(request: Request) -> bool:
-    budget = request.thinking_budget
-    return budget is not None and request.num_output_tokens >= budget.num_tokens
+    """Whether the end of reasoning is due; a grammar that holds already tells that it is over."""
+    budget, constraint = request.thinking_budget, request.constraint
+    return (
+        budget is not None
+        and request.num_output_tokens >= budget.num_tokens
+        and (constraint is None or constraint.matcher is None)
+    )
 
 
 def _force(row: Tensor, request: Request) -> None:

@@ -14,7 +14,7 @@ from leadline.config.server import AccessConfig
 from leadline.core.errors import ConfigError
 from leadline.serving.console import CONSOLE_PATHS
 
-_OPEN = frozenset({"/health", "/ping", "/version", "/load"}) | CONSOLE_PATHS
+PROBES = frozenset({"/health", "/ping", "/version", "/load", "/metrics"})
 _ADMIN = frozenset({"/reset_prefix_cache", "/pause", "/resume"})
 
 
@@ -27,8 +27,8 @@ class KeyRing:
 
     def __init__(self, config: AccessConfig) -> None:
         keys = [*config.api_key, *_keys_of(config.api_key_file)]
-        self._users = [_digest(key) for key in keys]
-        self._admins = [_digest(key) for key in (config.admin_api_key,) if key]
+        self._users = [_digest(key.encode()) for key in keys]
+        self._admins = [_digest(key.encode()) for key in (config.admin_api_key,) if key]
 
     @property
     def is_empty(self) -> bool:
@@ -41,7 +41,8 @@ class KeyRing:
         Raises:
             HTTPException: 401 without a good key, 403 where only the admin's will do.
         """
-        digest = _digest(_sent_key(headers))
+        sent = _sent_key(headers)
+        digest = _digest(sent.encode("latin-1"))  # the bytes as they came
         # Every key is compared, whichever fits: the time tells nothing.
         is_admin = sum(hmac.compare_digest(digest, good) for good in self._admins) > 0
         is_user = sum(hmac.compare_digest(digest, good) for good in self._users) > 0
@@ -54,7 +55,7 @@ class KeyRing:
             )
         if admin and not is_admin:
             raise HTTPException(403, "this endpoint needs the admin's key")
-        return digest.hex()[:16] if _sent_key(headers) else ""
+        return digest.hex()[:16] if sent else ""
 
 
 class Access:
@@ -66,7 +67,8 @@ class Access:
     def __init__(self, app: ASGIApp, keys: KeyRing, config: AccessConfig) -> None:
         self._app = app
         self._keys = keys
-        self._open = _OPEN if config.protect_metrics else _OPEN | {"/metrics"}
+        closed = {"/metrics"} if config.protect_metrics else set()
+        self._open = (PROBES | CONSOLE_PATHS) - closed
         self._admin = _ADMIN if config.enable_admin_endpoints else frozenset()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,8 +92,8 @@ def _sent_key(headers: Headers) -> str:
     return bearer or headers.get("x-api-key") or headers.get("api-key") or ""
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _keys_of(file: str | None) -> list[str]:

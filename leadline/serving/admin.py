@@ -40,9 +40,9 @@ async def models(http: Request) -> Response:
 
 
 async def model(http: Request) -> Response:
-    """One served name, which may hold slashes."""
-    server = server_of(http)
-    return JSONResponse(_model(server, server.resolve_model(http.path_params["model"])))
+    """One served name, which may hold slashes; all of them where only a slash follows."""
+    name, server = http.path_params["model"], server_of(http)
+    return JSONResponse(_model(server, server.resolve_model(name))) if name else await models(http)
 
 
 async def load(http: Request) -> Response:

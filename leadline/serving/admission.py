@@ -15,11 +15,9 @@ from contextvars import ContextVar
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leadline.core.errors import EngineOverloaded
+from leadline.core.pace import Pace
 from leadline.serving.dialect import error_response
 from leadline.serving.rate_limit import KeyLimits, RateLimited, RateLimiter
-
-# Of the mean duration of requests: a new one counts a tenth.
-_SMOOTHING = 0.1
 
 _limits: ContextVar[KeyLimits | None] = ContextVar("limits", default=None)
 
@@ -46,7 +44,7 @@ class Admission:
         self.num_open = 0
         self.is_draining = False
         self._max_open = max_open
-        self._mean_seconds = 1.0
+        self._ends = Pace(time.monotonic)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -64,10 +62,23 @@ class Admission:
             raise EngineOverloaded(
                 f"{self.num_open} requests are open, and no more than {self._max_open} may be; "
                 "try again later",
-                retry_after=max(1.0, self._mean_seconds / self._max_open),
+                retry_after=self._ends.seconds_for(1),
             )
         limits.start(self.limiter.now())
-        start = time.monotonic()
+        with self._place(limits):
+            yield
+
+    @contextmanager
+    def extend(self) -> Iterator[None]:
+        """Keep the place of the request at hand for work that goes on behind its answer."""
+        limits = _limits.get()
+        assert limits is not None, "only an admitted request has a place"
+        with self._place(limits):
+            yield
+
+    @contextmanager
+    def _place(self, limits: KeyLimits) -> Iterator[None]:
+        limits.num_open += 1
         self.num_open += 1
         self._idle.clear()
         try:
@@ -75,7 +86,7 @@ class Admission:
         finally:
             limits.num_open -= 1
             self.num_open -= 1
-            self._mean_seconds += _SMOOTHING * (time.monotonic() - start - self._mean_seconds)
+            self._ends.count()
             if not self.num_open:
                 self._idle.set()
 

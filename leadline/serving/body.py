@@ -26,9 +26,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 # A client that sends nothing of its body for so long is given up.
 _IDLE_SECONDS = 30.0
 _CHUNK_BYTES = 64 * 1024
+_ZSTD_WINDOW_BYTES = 8 * 2**20  # what HTTP allows, RFC 9659
 _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
     "gzip": lambda raw: gzip.GzipFile(fileobj=raw),
-    "zstd": lambda raw: zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True),
+    "zstd": lambda raw: zstandard.ZstdDecompressor(
+        max_window_size=_ZSTD_WINDOW_BYTES
+    ).stream_reader(raw, read_across_frames=True),
 }
 
 _LONE_SURROGATE = re.compile(
@@ -125,7 +128,7 @@ def decode_body(raw: bytes, kind: type[T]) -> T:
     if logger.isEnabledFor(logging.DEBUG):
         sent = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         if unknown := sent.keys() - set(kind.__struct_encode_fields__):
-            logger.debug("ignored fields: %s", ", ".join(sorted(unknown)))
+            logger.debug("ignored fields: %s", ", ".join(map(repr, sorted(unknown))))
     return body
 
 

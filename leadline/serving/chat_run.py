@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from leadline.core.request import EngineRequest, TokenLogprobs, TokenOutput
 from leadline.core.streams import merge
-from leadline.serving.chat import ChatCall
+from leadline.serving.chat_call import ChatCall
 from leadline.serving.context import Server
-from leadline.serving.generation import read_choice
-from leadline.serving.logprobs import shown_entries
+from leadline.serving.generation import read_choice, shown_entries
 from leadline.serving.usage import TokenCounts, UsageMeter
 from leadline.text.chat import CallArguments, Content, Delta, Reasoning
 from leadline.text.output_parser import OutputParser, ParserOptions

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 
@@ -30,10 +29,6 @@ from leadline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-# Below this many bytes, decoding and tokenising take less than handing them to a thread gains.
-_SMALL_BODY = 16 * 1024
 _MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 
 
@@ -62,21 +57,21 @@ class Caller:
 
     Attributes:
         request_id: what the ``X-Request-Id`` header and the log show.
-        tenant: salt of the key where ``--cache-isolation`` asks for one.
+        key: a name for the key of the request; empty without one.
+        isolation: ``--cache-isolation``.
         rank: the data parallel rank that a header names.
         session_id: header ``X-Session-ID``.
         affinity: of the headers that name a session in other words.
         timeout_seconds: until an unfinished request ends; None is no limit.
-        isolates_users: ``--cache-isolation user``.
     """
 
     request_id: str
-    tenant: str | None = None
+    key: str
+    isolation: str
     rank: int | None = None
     session_id: str | None = None
     affinity: str | None = None
     timeout_seconds: float | None = None
-    isolates_users: bool = False
 
     def session_key(
         self,
@@ -91,7 +86,7 @@ class Caller:
 
     def cache_salt(self, given: str | None, user: str | None = None) -> str | None:
         """Who shares cached prefixes with this request: the same salt (13.2)."""
-        owner = user if self.isolates_users else self.tenant
+        owner = {"none": None, "api-key": self.key, "user": user}[self.isolation]
         return given if owner is None else f"{owner}@{given or ''}"  # no client's salt has an @
 
 
@@ -165,7 +160,8 @@ class Server:
         served = name.removesuffix("[1m]")
         if served not in self.model_names:
             raise BadRequest(
-                f"the model {name!r} does not exist; this server has {', '.join(self.model_names)}",
+                f"the model {name[:200]!r} does not exist; "
+                f"this server has {', '.join(self.model_names)}",
                 param="model",
                 code="model_not_found",
             )
@@ -175,11 +171,6 @@ class Server:
         """Raise ``BadRequest`` when a prompt leaves no room for a token (C54)."""
         if num_tokens >= self.model.max_model_len:
             raise prompt_too_long(num_tokens, self.model.max_model_len, param=param)
-
-
-async def prepare(raw: bytes, work: Callable[[], T]) -> T:
-    """Decode and tokenise a request; a large one in a thread, so that streams go on (C53)."""
-    return work() if len(raw) <= _SMALL_BODY else await asyncio.to_thread(work)
 
 
 def server_of(http: Request) -> Server:
@@ -195,16 +186,15 @@ def caller_of(http: Request) -> Caller:
         BadRequest: a header's value cannot be used.
     """
     server, headers = server_of(http), http.headers
-    isolation = server.config.access.cache_isolation
     names = (headers.get(name) for name in server.config.session_affinity_headers)
     return Caller(
         request_id=http.scope["state"]["request_id"],
-        tenant=http.scope["state"]["key"] if isolation == "api-key" else None,
+        key=http.scope["state"]["key"],
+        isolation=server.config.access.cache_isolation,
         rank=_header_number(http, "X-data-parallel-rank", 0, server.model.num_ranks - 1),
         session_id=headers.get("x-session-id"),
         affinity=next((name for name in names if name), None),
         timeout_seconds=_timeout_seconds(http, server.config.request_timeout),
-        isolates_users=isolation == "user",
     )
 
 

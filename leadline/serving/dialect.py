@@ -12,23 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from leadline.serving.errors import Failure, describe
-
-_ENCODER = msgspec.json.Encoder()
-
-
-def event(payload: Any, *, name: str | None = None) -> bytes:
-    """One event: a line of JSON. U+2028 and U+2029 are escaped, some readers split lines there.
-
-    Args:
-        payload: anything that ``msgspec`` encodes.
-        name: of the ``event:`` line that some clients dispatch on.
-    """
-    line = _ENCODER.encode(payload)
-    if b"\xe2\x80" in line:
-        line = line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
-    if name is None:
-        return b"data: %b\n\n" % line
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), line)
+from leadline.serving.events import event
 
 
 class Dialect(Protocol):

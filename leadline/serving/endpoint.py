@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.serving.body import read_body
-from leadline.serving.context import Caller, Server, caller_of, prepare, server_of
+from leadline.serving.context import Caller, Server, caller_of, server_of
 from leadline.serving.sse import EventStream, until_gone
+
+T = TypeVar("T")
+
+# Below this many bytes, decoding and tokenising take less than handing them to a thread gains.
+_SMALL_BODY = 16 * 1024
 
 
 class Answer(Protocol):
@@ -35,21 +41,26 @@ async def respond(http: Request, answer: Callable[[Server, bytes, Caller], Answe
         http: the request.
         answer: ``(server, body, who asks)`` -> the answer; raises what is a client's mistake.
     """
-    server = server_of(http)
-    raw = await read_body(http, server.config.max_request_bytes)
-    caller = caller_of(http)
-    answered = await prepare(raw, lambda: answer(server, raw, caller))
+    answered = await _prepared(http, answer)
     if answered.is_stream:
-        return EventStream(answered.events(), keep_alive=server.config.sse_keep_alive_interval)
+        keep_alive = server_of(http).config.sse_keep_alive_interval
+        return EventStream(answered.events(), keep_alive=keep_alive)
     return json_response(await until_gone(http, answered.whole()))
 
 
 async def reply(http: Request, work: Callable[[Server, bytes, Caller], Any]) -> Response:
     """Read a request and answer it without the engine."""
+    return json_response(await _prepared(http, work))
+
+
+async def _prepared(http: Request, work: Callable[[Server, bytes, Caller], T]) -> T:
+    """Read a body, decode and tokenise it; a large one in a thread, so that streams go on (C53)."""
     server = server_of(http)
     raw = await read_body(http, server.config.max_request_bytes)
     caller = caller_of(http)
-    return json_response(await prepare(raw, lambda: work(server, raw, caller)))
+    if len(raw) <= _SMALL_BODY:
+        return work(server, raw, caller)
+    return await asyncio.to_thread(work, server, raw, caller)
 
 
 def json_response(body: Any) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from leadline.core.errors import BadRequest
@@ -43,10 +44,12 @@ def answer_format(given: Mapping[str, Any] | None, schema: Any, *, where: str) -
     if kind == "regex":
         pattern = given.get("pattern", given.get("regex"))
         if not isinstance(pattern, str):
-            raise BadRequest(f"{where}.pattern is {pattern!r}; it must be a string", param=where)
+            raise BadRequest(
+                f"{where}.pattern is {brief(pattern)}; it must be a string", param=where
+            )
         return AnswerFormat(enforced=StructuredOutputs(regex=pattern))
     raise BadRequest(
-        f"{where}.type is {kind!r}; choose one of text, json_object, json_schema, structural_tag "
-        "and regex",
+        f"{where}.type is {brief(kind)}; choose one of text, json_object, json_schema, "
+        "structural_tag and regex",
         param=f"{where}.type",
     )

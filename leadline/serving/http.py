@@ -159,7 +159,9 @@ async def refresh_certificates(
         try:
             times = [file.stat().st_mtime_ns for file in files]
             if times != known:
-                context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+                # Tried elsewhere first: a context loses its key to a certificate of another one.
+                for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                    target.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
                 known = times
                 logger.info("certificates were read again")
         except (OSError, ssl.SSLError) as error:

@@ -9,13 +9,12 @@ import uuid
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from leadline.serving.access import local_path
+from leadline.serving.access import PROBES, local_path
 from leadline.serving.dialect import ANTHROPIC, dialect_of, error_response
 from leadline.serving.metrics import ServingMetrics
 
 NOTHING_SENT = 499  # nginx's code for a client that left
 
-_PROBES = ("/health", "/ping", "/metrics", "/version", "/load")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _MAX_HEADERS, _MAX_HEADER_BYTES = 256, 64 * 1024
 
@@ -27,9 +26,6 @@ class RequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -53,7 +49,7 @@ class Counted:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or local_path(scope) in _PROBES:
+        if local_path(scope) in PROBES:
             await self._app(scope, receive, send)
             return
         status = NOTHING_SENT
@@ -81,9 +77,6 @@ class Failures:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         has_started = False
 
         async def send_and_note(message: Message) -> None:

@@ -51,7 +51,11 @@ class Bucket:
 
 
 class KeyLimits:
-    """What one key has used."""
+    """What one key has used.
+
+    Attributes:
+        num_open: its requests that run now; whoever runs them counts.
+    """
 
     def __init__(self, config: AccessConfig, now: float) -> None:
         self.num_open = 0
@@ -65,7 +69,7 @@ class KeyLimits:
                 self.buckets[name] = Bucket(limit, now)
 
     def start(self, now: float) -> None:
-        """Count one more request.
+        """Take one more request off the allowance.
 
         Raises:
             RateLimited: there is no room for it.
@@ -84,7 +88,6 @@ class KeyLimits:
                     f"this key has used its {bucket.per_minute} {name} a minute",
                     retry_after=bucket.seconds_until(1),
                 )
-        self.num_open += 1
         if "requests" in self.buckets:
             self.buckets["requests"].level -= 1
 

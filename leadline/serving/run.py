@@ -22,6 +22,10 @@ from leadline.serving.http import SEND_BUFFER_BYTES, HttpConfig, HttpServer, ref
 
 logger = logging.getLogger(__name__)
 
+# Seconds before an engine is started again, by how often in a row it died soon after its start.
+_RESTART_DELAYS = (0.0, 1.0, 5.0, 15.0, 60.0)
+_SOON_SECONDS = 60.0
+
 
 class EngineProcess(EngineClient, Protocol):
     """An engine that whoever runs the server also starts again and ends.
@@ -135,11 +139,19 @@ class ServerProcess:
             care.cancel()
 
     async def _look_after(self, engine: EngineProcess) -> None:
+        clock = asyncio.get_running_loop().time
+        num_deaths = 0
         while True:
+            start = clock()
             await engine.died.wait()
             if not self._config.auto_restart:
                 raise EngineDead("the engine process ended by itself; the log above may say why")
-            logger.error("the engine process ended by itself; it is started again")
+            if clock() - start > _SOON_SECONDS:
+                num_deaths = 0
+            delay = _RESTART_DELAYS[min(num_deaths, len(_RESTART_DELAYS) - 1)]
+            num_deaths += 1
+            logger.error("the engine process ended by itself; it starts again in %g s", delay)
+            await asyncio.sleep(delay)
             await engine.restart()
 
     async def _drain(self, admission: Admission, engine: EngineProcess) -> None:

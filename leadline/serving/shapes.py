@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr as brief
 from typing import Any
 
 from leadline.core.errors import BadRequest
@@ -17,11 +18,11 @@ def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadRequest(f"{where} is {value!r}; it must be a list of objects", param=where)
+        raise BadRequest(f"{where} is {brief(value)}; it must be a list of objects", param=where)
     for i, item in enumerate(value):
         if not isinstance(item, Mapping):
             raise BadRequest(
-                f"{where}[{i}] is {item!r}; it must be an object", param=f"{where}[{i}]"
+                f"{where}[{i}] is {brief(item)}; it must be an object", param=f"{where}[{i}]"
             )
     return value
 
@@ -33,5 +34,5 @@ def string(value: Any, where: str) -> str:
         BadRequest: anything else, with its path.
     """
     if not isinstance(value, str):
-        raise BadRequest(f"{where} is {value!r}; it must be a string", param=where)
+        raise BadRequest(f"{where} is {brief(value)}; it must be a string", param=where)
     return value

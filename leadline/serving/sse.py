@@ -56,6 +56,8 @@ class EventStream(Response):
             await asyncio.wait({writer, *others}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel(writer, *others)
+        if not writer.cancelled():
+            writer.result()
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         dialect = dialect_of(scope["path"])
@@ -64,9 +66,11 @@ class EventStream(Response):
                 async for data in events:
                     await self._send(send, data)
         except Exception as error:
-            if not self._started:
-                await error_response(error, scope)(scope, receive, send)
-                return
+            async with self._lock:
+                if not self._started:
+                    self._started = True
+                    await error_response(error, scope)(scope, receive, send)
+                    return
             failure = describe(error)
             await self._send(send, dialect.error_event(failure, scope["state"]["request_id"]))
         await self._send(send, dialect.end, more=False)

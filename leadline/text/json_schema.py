@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from reprlib import repr as brief
 from typing import Any, NamedTuple, TypeAlias
 
 from leadline.core.errors import BadRequest
@@ -57,17 +58,24 @@ def load_schema(given: Mapping[str, Any] | str | bool, *, param: str) -> Schema:
     Raises:
         BadRequest: no schema, or one beyond the limits.
     """
-    schema: Any = given
-    if isinstance(given, str):
-        check_size(given, param=param)
-        try:
-            schema = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise invalid(f"{param} is not JSON: {error}", param) from None
+    schema = load_json(given, param=param) if isinstance(given, str) else given
     if not isinstance(schema, Mapping | bool):
-        raise invalid(f"{param} is {schema!r}; a schema is an object or a boolean", param)
+        raise invalid(f"{param} is {brief(schema)}; a schema is an object or a boolean", param)
     check_schema(schema, param=param)
     return schema
+
+
+def load_json(text: str, *, param: str) -> Any:
+    """What a client sent as the text of a schema or of a structural tag.
+
+    Raises:
+        BadRequest: no JSON, or beyond ``MAX_BYTES``.
+    """
+    check_size(text, param=param)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{param} is not JSON: {error}", param) from None
 
 
 def check_schema(schema: Schema, *, param: str) -> None:
@@ -169,10 +177,11 @@ def joint_keywords(schema: Mapping[str, Any]) -> list[str]:
 
 def value_forms(
     schema: Any, root: Mapping[str, Any], *, unions: int = _MAX_UNIONS
-) -> list[Text | Schema]:
+) -> Iterator[Text | Schema]:
     """What a property's value may be: strings that need no quotes, and schemas of JSON values.
 
-    Strings with a pattern or a format stay JSON, where both can be enforced.
+    Strings with a pattern or a format stay JSON, where both can be enforced. Forms with references
+    hold a copy of the root each, so a reader takes one at a time and stops when they are too many.
 
     Args:
         schema: of the property.
@@ -181,29 +190,33 @@ def value_forms(
     """
     schema = _resolve(schema, root)
     if not isinstance(schema, Mapping):
-        return [Text(), True] if schema is True else [schema]
+        yield from (Text(), True) if schema is True else (schema,)
+        return
     keywords = schema.keys() - _ANNOTATIONS
-    if not keywords:
-        return [Text(), True]
     parts = schema.get("anyOf")
     parts = parts if isinstance(parts, list) and len(parts) <= _MAX_PARTS else []
-    if keywords == {"anyOf"} and parts and unions:
-        return [form for part in parts for form in value_forms(part, root, unions=unions - 1)]
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
-    if "const" in keywords and keywords <= {"type", "const"}:
-        return list(_constant_forms([schema["const"]], types))
-    if keywords <= {"type", "enum"} and isinstance(schema.get("enum"), list) and schema["enum"]:
-        return list(_constant_forms(schema["enum"], types))
     lengths = (schema.get("minLength", 0), schema.get("maxLength"))
-    if (
+    if not keywords:
+        yield from (Text(), True)
+    elif keywords == {"anyOf"} and parts and unions:
+        for part in parts:
+            yield from value_forms(part, root, unions=unions - 1)
+    elif "const" in keywords and keywords <= {"type", "const"}:
+        yield from _constant_forms([schema["const"]], types)
+    elif keywords <= {"type", "enum"} and isinstance(schema.get("enum"), list) and schema["enum"]:
+        yield from _constant_forms(schema["enum"], types)
+    elif (
         keywords <= {"type", "minLength", "maxLength"}
         and "string" in types
         and all(length is None or (type(length) is int and length >= 0) for length in lengths)
     ):
-        others = [kind for kind in types if kind != "string"]
-        return [Text(None, *lengths), {"type": others}] if others else [Text(None, *lengths)]
-    return [_standalone(schema, root)]
+        yield Text(None, *lengths)
+        if others := [kind for kind in types if kind != "string"]:
+            yield {"type": others}
+    else:
+        yield _standalone(schema, root)
 
 
 def _constant_forms(values: list[Any], types: list[Any]) -> Iterator[Text | Schema]:
@@ -234,17 +247,25 @@ def _resolve(schema: Any, root: Mapping[str, Any]) -> Any:
     seen: set[str] = set()
     while isinstance(schema, Mapping) and schema.keys() - _ANNOTATIONS == {"$ref"}:
         reference = schema["$ref"]
-        if not isinstance(reference, str) or not reference.startswith("#/") or reference in seen:
+        if not isinstance(reference, str) or reference in seen:
             break
         seen.add(reference)
-        target: Any = root
-        for step in reference[2:].split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
-            target = target.get(step) if isinstance(target, Mapping) else None
+        target = resolve_reference(reference, root)
         if target is None:
             break
         schema = target
     return schema
+
+
+def resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a reference into the same schema points at; None for any other."""
+    if not reference.startswith("#/"):
+        return None
+    target: Any = root
+    for step in reference[2:].split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        target = target.get(step) if isinstance(target, Mapping) else None
+    return target
 
 
 def _standalone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Literal, TypeAlias
@@ -114,14 +114,7 @@ V4 = Profile(
     empty_call_line=False,
 )
 # The April checkpoints: their only text is the one that is "high" in the released ones.
-V4_PREVIEW = Profile(
-    "v4-preview",
-    efforts={"low": "low", "high": "low", "max": "high"},
-    tags=V4_TAGS,
-    has_system_marker=False,
-    has_namespaces=False,
-    empty_call_line=False,
-)
+V4_PREVIEW = replace(V4, name="v4-preview", efforts={"low": "low", "high": "low", "max": "high"})
 PROFILES = {profile.name: profile for profile in (V41, V4, V4_PREVIEW)}
 
 # Only the released encoder knows the text of "max".

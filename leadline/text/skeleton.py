@@ -29,6 +29,7 @@ from leadline.text.messages import Message
 from leadline.text.profiles import Profile
 from leadline.text.spans import Marker, Span
 from leadline.text.thinking import Mode
+from leadline.text.tokenizer import well_formed
 
 # Stand-ins that the library can hold, and how it writes them.
 _TOOL = recipe.ToolDefinition("tool")
@@ -103,18 +104,19 @@ def _schema_text(schema: Any) -> str:
 
 
 def _recipe_message(message: Message) -> recipe.Message:
+    content = well_formed(message.content)
     match message.role:
         case "system":
-            return recipe.SystemMessage(message.content)
+            return recipe.SystemMessage(content)
         case "latest_reminder":
-            return recipe.LatestReminderMessage(message.content)
+            return recipe.LatestReminderMessage(content)
         case "assistant":
             return recipe.AssistantMessage("")
         case "tool":
             # For V4 the library would begin a new turn at a result behind a user's text.
-            return recipe.UserMessage(f"<tool_result>{message.content}</tool_result>")
+            return recipe.UserMessage(f"<tool_result>{content}</tool_result>")
         case "user":
-            return recipe.UserMessage(message.content)
+            return recipe.UserMessage(content)
 
 
 def _spans(rendered: recipe.RenderedPrompt) -> Iterator[Span]:

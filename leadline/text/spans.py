@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from array import array
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -20,9 +19,6 @@ class Marker(str):
 Ids: TypeAlias = "array[int]"
 Span: TypeAlias = "Marker | str | Ids"
 
-# Half of a surrogate pair, as a JSON escape may leave it: no UTF-8, served as U+FFFD (C51).
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 def encode_spans(tokenizer: Tokenizer, spans: Iterable[Span]) -> list[int]:
     """Ids of a prompt.
@@ -34,8 +30,7 @@ def encode_spans(tokenizer: Tokenizer, spans: Iterable[Span]) -> list[int]:
     texts: list[str] = []
     for kind, group in itertools.groupby(spans, type):
         if kind is str:
-            text = "".join(group)  # type: ignore[arg-type]
-            texts.append(_LONE_SURROGATE.sub("\ufffd", text))
+            texts.append("".join(group))  # type: ignore[arg-type]
             pieces.append(None)
         elif kind is Marker:
             pieces.extend(tokenizer.marker_id(marker) for marker in group)  # type: ignore[arg-type]

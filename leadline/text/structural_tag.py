@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 from llguidance import regex_to_lark
 
-from leadline.text.json_schema import check_size, invalid, json_rule, load_schema
+from leadline.text.json_schema import check_size, invalid, json_rule, load_json, load_schema
 
 MAX_DEPTH = 16
 
@@ -23,15 +24,9 @@ def structural_tag_grammar(given: Mapping[str, Any] | str, *, param: str) -> str
     Raises:
         BadRequest: a form that is unknown or lacks a field; ``param`` is its path.
     """
-    tag: Any = given
-    if isinstance(given, str):
-        check_size(given, param=param)
-        try:
-            tag = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise invalid(f"{param} is not JSON: {error}", param) from None
+    tag = load_json(given, param=param) if isinstance(given, str) else given
     if not isinstance(tag, Mapping):
-        raise invalid(f"{param} is {tag!r}; it must be an object", param)
+        raise invalid(f"{param} is {brief(tag)}; it must be an object", param)
     writer = _Writer()
     if "structures" in tag:
         structures = _field(tag, "structures", list, param)
@@ -47,7 +42,7 @@ def structural_tag_grammar(given: Mapping[str, Any] | str, *, param: str) -> str
 
 def _old_structure(part: Any, where: str) -> dict[str, Any]:
     if not isinstance(part, Mapping):
-        raise invalid(f"{where} is {part!r}; it must be an object", where)
+        raise invalid(f"{where} is {brief(part)}; it must be an object", where)
     content = {"type": "json_schema", "json_schema": part.get("schema", True)}
     return {"type": "tag", **part, "content": content}
 
@@ -73,9 +68,10 @@ class _Writer:
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._tags_with_separator,
         }
-        if kind not in writers:
+        if not isinstance(kind, str) or kind not in writers:
             raise invalid(
-                f"{where}.type is {kind!r}; choose one of {', '.join(writers)}", f"{where}.type"
+                f"{where}.type is {brief(kind)}; choose one of {', '.join(writers)}",
+                f"{where}.type",
             )
         if self._depth == MAX_DEPTH:
             raise invalid(f"{where} is nested more than {MAX_DEPTH} levels deep", where)
@@ -131,7 +127,7 @@ class _Writer:
             begin = _field(tag, "begin", str, path)
             trigger = next((t for t in triggers if isinstance(t, str) and begin.startswith(t)), "")
             if not trigger:
-                raise invalid(f"{path}.begin is {begin!r}, which starts with no trigger", path)
+                raise invalid(f"{path}.begin is {brief(begin)}, which starts with no trigger", path)
             rule = self._add(self._tag(tag, path, written=trigger))
             by_trigger.setdefault(trigger, []).append(rule)
         parts: list[str] = []
@@ -162,5 +158,7 @@ class _Writer:
 def _field(form: Any, name: str, kind: Any, where: str) -> Any:
     value = form.get(name) if isinstance(form, Mapping) else None
     if not isinstance(value, kind):
-        raise invalid(f"{where}.{name} is {value!r}, which is of a wrong type", f"{where}.{name}")
+        raise invalid(
+            f"{where}.{name} is {brief(value)}, which is of a wrong type", f"{where}.{name}"
+        )
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from leadline.core.errors import ConfigError
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"
 FIM_BEGIN, FIM_HOLE, FIM_END = "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -74,11 +76,13 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a raw text; markers in it become their ids, nothing is added."""
         # The batch call lets other threads run meanwhile; the plain one does not.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        texts = [well_formed(text)]
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)[0].ids
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts, each on its own; no text becomes a marker (C1)."""
-        encoded = self._text_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        texts = [well_formed(text) for text in texts]
+        encoded = self._text_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     @cached_property
@@ -101,6 +105,11 @@ class Tokenizer:
     def token_bytes(self, token_ids: Iterable[int]) -> bytes:
         """The exact bytes of ids; an id without a text has none."""
         return b"".join([self._bytes[token_id] for token_id in token_ids])
+
+
+def well_formed(text: str) -> str:
+    """A text that has a UTF-8 form: half a surrogate pair becomes U+FFFD (C51)."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from leadline.text.blanks import Blanks
+from leadline.text.json_schema import resolve_reference
 
 _JSON_TYPES = frozenset({"string", "boolean", "integer", "number", "object", "array", "null"})
 _TYPE_OF_FIRST = {
@@ -223,7 +224,7 @@ def _types_of(
     if isinstance(reference := schema.get("$ref"), str):
         if reference not in known:
             known[reference] = frozenset()  # in case it leads back to itself
-            known[reference] = _types_of(_resolve(reference, root), root, known, depth + 1)
+            known[reference] = _types_of(resolve_reference(reference, root), root, known, depth + 1)
         return known[reference]
     kinds = schema.get("type")
     branches = schema.get("anyOf") or schema.get("oneOf") or _only(schema.get("allOf"))
@@ -246,18 +247,6 @@ def _types_of(
 def _only(branches: Any) -> Any:
     """A list of one, which schema writers wrap around references; None for any other."""
     return branches if isinstance(branches, (list, tuple)) and len(branches) == 1 else None
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference into the same schema points at; None for any other."""
-    if not reference.startswith("#/"):
-        return None
-    found: Any = root
-    for part in reference[2:].split("/"):
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(part.replace("~1", "/").replace("~0", "~"))
-    return found
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

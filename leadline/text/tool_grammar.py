@@ -8,7 +8,7 @@ special: most are not flagged so in ``tokenizer.json`` (serving-api 1.1).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from leadline.text.chat import Tool
@@ -160,7 +160,7 @@ class _CallRules:
         parameters = " ".join(sequence)
         return parameters if required else f'{parameters} | "\\n"'
 
-    def _values(self, rule: str, forms: Sequence[Text | Schema], *, lenient: bool) -> str:
+    def _values(self, rule: str, forms: Iterable[Text | Schema], *, lenient: bool) -> str:
         options: list[str] = []
         for i, form in enumerate(forms):
             if isinstance(form, Text):

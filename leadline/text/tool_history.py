@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from leadline.core.errors import BadRequest
@@ -43,14 +44,16 @@ def _turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _match(turn: list[Message], *, is_strict: bool) -> list[Message]:
-    order = [call.id for call in turn[0].calls]
-    missing = list(order)
+    ranks: dict[str, int] = {}
+    for rank, call in enumerate(turn[0].calls):
+        ranks.setdefault(call.id, rank)
+    missing = Counter(call.id for call in turn[0].calls)
     answers: dict[int, Message] = {}  # by position
     for i, message in enumerate(turn):
         if message.role != "tool":
             continue
-        if message.call_id in missing:
-            missing.remove(message.call_id)
+        if missing[message.call_id]:
+            missing[message.call_id] -= 1
             answers[i] = message
         elif is_strict:
             raise BadRequest(
@@ -58,27 +61,27 @@ def _match(turn: list[Message], *, is_strict: bool) -> list[Message]:
                 "preceding message of the assistant",
                 param=f"{message.where}.tool_call_id",
             )
-    if missing and is_strict:
+    open_ids = list(missing.elements())
+    if open_ids and is_strict:
         raise BadRequest(
-            f"{turn[0].where}.tool_calls: no result follows for {', '.join(missing)}",
+            f"{turn[0].where}.tool_calls: no result follows for {', '.join(open_ids)}",
             param=f"{turn[0].where}.tool_calls",
         )
     turn = list(turn)
-    ordered = sorted(answers.values(), key=lambda answer: order.index(answer.call_id))
+    ordered = sorted(answers.values(), key=lambda answer: ranks[answer.call_id])
     for i, answer in zip(answers, ordered, strict=True):
         turn[i] = answer
-    if not missing:
-        return turn
-    return _insert_missing(turn, order, missing)
+    return _insert_missing(turn, ranks, open_ids) if open_ids else turn
 
 
-def _insert_missing(turn: list[Message], order: list[str], missing: list[str]) -> list[Message]:
+def _insert_missing(turn: list[Message], ranks: dict[str, int], ids: list[str]) -> list[Message]:
     """Empty results among those that follow the calls at once, in the order of the calls."""
     end = next((i for i, m in enumerate(turn) if i and m.role != "tool"), len(turn))
-    results = turn[1:end]
-    for call_id in missing:
-        rank = order.index(call_id)
-        before = [i for i, m in enumerate(results) if m.call_id in order[:rank]]
-        at = before[-1] + 1 if before else 0
-        results.insert(at, Message(turn[0].where, "tool", "", call_id=call_id))
-    return [turn[0], *results, *turn[end:]]
+    empty = deque(Message(turn[0].where, "tool", "", call_id=call_id) for call_id in ids)
+    results: list[Message] = []
+    for message in turn[1:end]:
+        rank = ranks.get(message.call_id, -1)
+        while empty and ranks[empty[0].call_id] < rank:
+            results.append(empty.popleft())
+        results.append(message)
+    return [turn[0], *results, *empty, *turn[end:]]

@@ -26,12 +26,14 @@ class TurnMemory:
     A model's own spelling of a call (spaces, order, number formats) is rarely the canonical one.
     Rendering a returning turn as it was sampled keeps the cached prefix alive across tool turns.
 
-    Attributes:
+    Args:
         max_turns: how many turns are kept, over all tenants.
+        max_token_ids: how many ids these have together, 4 bytes each.
     """
 
-    def __init__(self, max_turns: int = 100_000) -> None:
-        self.max_turns = max_turns
+    def __init__(self, *, max_turns: int = 100_000, max_token_ids: int = 2**26) -> None:
+        self._max_turns, self._max_token_ids = max_turns, max_token_ids
+        self._num_token_ids = 0
         self._turns: OrderedDict[tuple[str | None, str], _Turn] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -51,12 +53,18 @@ class TurnMemory:
             token_ids: what it is to be rendered as.
         """
         calls = tuple(calls)
-        turn = _Turn(_fingerprint(content, calls), array("I", token_ids))
+        key, turn = (
+            (tenant, calls[0][0]),
+            _Turn(_fingerprint(content, calls), array("I", token_ids)),
+        )
         with self._lock:
-            self._turns[tenant, calls[0][0]] = turn
-            self._turns.move_to_end((tenant, calls[0][0]))
-            while len(self._turns) > self.max_turns:
-                self._turns.popitem(last=False)
+            if (known := self._turns.pop(key, None)) is not None:
+                self._num_token_ids -= len(known.token_ids)
+            self._turns[key] = turn
+            self._num_token_ids += len(turn.token_ids)
+            while len(self._turns) > self._max_turns or self._num_token_ids > self._max_token_ids:
+                _, oldest = self._turns.popitem(last=False)
+                self._num_token_ids -= len(oldest.token_ids)
 
     def get(
         self, tenant: str | None, content: str, calls: Iterable[tuple[str, str, str]]

@@ -24,7 +24,13 @@ from leadline.core.errors import (
     EngineOverloaded,
     LeadlineError,
 )
-from leadline.core.request import Constraint, FinishReason, TokenLogprobs, TokenOutput
+from leadline.core.request import (
+    Constraint,
+    EngineRequest,
+    FinishReason,
+    TokenLogprobs,
+    TokenOutput,
+)
 from leadline.engine import async_engine
 from leadline.engine.async_engine import AsyncEngine, _Stream
 from tests.fakes import FIRST_ID, VOCAB_SIZE, expected_tokens, next_token, request
@@ -33,6 +39,7 @@ from tests.grammars import text_of, write_tokenizer
 T = TypeVar("T")
 CONFIG = EngineConfig(model="fake")
 FACTORY = "tests.fakes:build_fake_engine"
+GOOD = 'start: "abc"'
 
 
 # A server that is killed while its engine works.
@@ -55,9 +62,9 @@ asyncio.run(main())
 class Process:
     """An engine process and the event loop that it belongs to, shared by the tests below."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.runner = asyncio.Runner()
-        self.engine = self.run(AsyncEngine.start(CONFIG, factory=FACTORY))
+        self.engine = self.run(AsyncEngine.start(config, factory=FACTORY))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, timeout=180))
@@ -68,14 +75,26 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Process]:
-    process = Process()
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """Of an engine with a tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(folder)
+    return EngineConfig(model=str(folder))
+
+
+@pytest.fixture(scope="module")
+def process(config: EngineConfig) -> Iterator[Process]:
+    process = Process(config)
     yield process
     process.close()
 
 
 async def collect(stream: AsyncIterator[TokenOutput]) -> list[TokenOutput]:
     return [output async for output in stream]
+
+
+def constrained(grammar: str) -> EngineRequest:
+    return dataclasses.replace(request("a", [20], 50), constraint=Constraint(grammar))
 
 
 def tokens_of(outputs: list[TokenOutput]) -> list[int]:
@@ -231,9 +250,12 @@ def test_ctrl_c_in_the_terminal_does_not_end_the_engine_process(process: Process
     process.run(go())
 
 
-def test_a_killed_process_fails_whatever_is_open_and_whatever_comes() -> None:
+def test_a_killed_process_fails_whatever_is_open_and_whatever_comes(config: EngineConfig) -> None:
     async def go() -> None:
-        engine = await AsyncEngine.start(CONFIG, factory=FACTORY)
+        engine = await AsyncEngine.start(config, factory=FACTORY)
+        await collect(engine.submit(constrained(GOOD)))
+        probes = psutil.Process(engine.pid).children()
+        assert probes
         streams = [engine.submit(request(f"r{i}", [20 + i], 2000)) for i in range(3)]
         for stream in streams:
             await anext(stream)
@@ -248,6 +270,8 @@ def test_a_killed_process_fails_whatever_is_open_and_whatever_comes() -> None:
                 await call
         with pytest.raises(EngineDead):
             engine.submit(request("next", [20], 5))
+        # However the engine ends, what it started ends too.
+        assert psutil.wait_procs(probes, timeout=60)[1] == []
         await engine.shutdown()
 
     asyncio.run(asyncio.wait_for(go(), timeout=180))
@@ -281,12 +305,12 @@ def test_item_92_a_killed_process_is_replaced_and_serves_again() -> None:
 
 
 def test_a_hung_step_delays_no_scrape_and_shows_as_stalled(
-    monkeypatch: pytest.MonkeyPatch,
+    process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_engine, "STATS_SECONDS", 0.05)
+    engine = process.engine
 
     async def go() -> None:
-        engine = await AsyncEngine.start(CONFIG, factory=FACTORY)
         stream = engine.submit(request("a", [20], 2000))
         await anext(stream)
         os.kill(engine.pid, signal.SIGSTOP)
@@ -298,53 +322,37 @@ def test_a_hung_step_delays_no_scrape_and_shows_as_stalled(
         while (await engine.stats()).stalled_seconds:
             await anext(stream)
         await stream.aclose()
-        await engine.shutdown()
 
-    asyncio.run(asyncio.wait_for(go(), timeout=180))
+    process.run(go())
 
 
 def test_c43_grammars_are_compiled_while_others_decode_and_bad_ones_are_refused(
-    tmp_path: Path,
+    process: Process,
 ) -> None:
-    write_tokenizer(tmp_path)
+    engine = process.engine
 
     async def go() -> None:
-        engine = await AsyncEngine.start(EngineConfig(model=str(tmp_path)), factory=FACTORY)
-
-        def ask(name: str, grammar: str) -> AsyncIterator[TokenOutput]:
-            return engine.submit(
-                dataclasses.replace(request(name, [20], 50), constraint=Constraint(grammar))
-            )
-
         # Nothing else runs: the engine is woken by the compiled grammar alone.
-        assert text_of(tokens_of(await collect(ask("good", 'start: "abc"')))) == "abc"
+        assert text_of(tokens_of(await collect(engine.submit(constrained(GOOD))))) == "abc"
         other = engine.submit(request("other", [20], 2000))
         await anext(other)
         with pytest.raises(BadRequest, match="Expected token") as caught:
-            await collect(ask("bad", "start: ("))
+            await collect(engine.submit(constrained("start: (")))
         assert (caught.value.code, caught.value.param) == ("invalid_schema", "structured_outputs")
         await anext(other)
         await other.aclose()
         assert_idle(await engine.stats())
-        # However the engine ends, what it started ends too.
-        probes = psutil.Process(engine.pid).children()
-        assert probes
-        os.kill(engine.pid, signal.SIGKILL)
-        assert psutil.wait_procs(probes, timeout=60)[1] == []
-        await engine.shutdown()
 
-    asyncio.run(asyncio.wait_for(go(), timeout=180))
+    process.run(go())
 
 
-def test_c49_a_request_may_leave_while_its_grammar_is_compiled(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    slow = Constraint("start: " + "|".join(f'"abc{i}"' for i in range(20_000)))
+def test_c49_a_request_may_leave_while_its_grammar_is_compiled(process: Process) -> None:
+    engine = process.engine
+    slow = constrained("start: " + "|".join(f'"abc{i}"' for i in range(20_000)))
 
     async def go() -> None:
-        engine = await AsyncEngine.start(EngineConfig(model=str(tmp_path)), factory=FACTORY)
-        gone = engine.submit(dataclasses.replace(request("gone", [20], 50), constraint=slow))
-        late = dataclasses.replace(request("late", [20], 50), constraint=slow, timeout_seconds=0.05)
-        reader = asyncio.create_task(collect(gone))
+        late = dataclasses.replace(slow, request_id="late", timeout_seconds=0.05)
+        reader = asyncio.create_task(collect(engine.submit(slow)))
         [output] = await collect(engine.submit(late))
         assert output.finish_reason is FinishReason.TIMEOUT
         assert (await engine.stats()).num_deferred == 1
@@ -352,9 +360,8 @@ def test_c49_a_request_may_leave_while_its_grammar_is_compiled(tmp_path: Path) -
         with pytest.raises(asyncio.CancelledError):
             await reader
         assert_idle(await engine.stats())
-        await engine.shutdown()
 
-    asyncio.run(asyncio.wait_for(go(), timeout=180))
+    process.run(go())
 
 
 def test_shutdown_ends_open_requests_and_the_process() -> None:

@@ -24,7 +24,7 @@ from leadline.core.request import (
 from leadline.engine.constraint import ConstraintState
 from leadline.engine.grammar import GrammarCompiler
 from tests.fakes import EOS, FIRST_ID, VOCAB_SIZE, FakeEngine, expected_tokens, fake_engine
-from tests.grammars import THINK_END, ids_of, text_of, write_tokenizer
+from tests.grammars import THINK_END, TOOL, ids_of, text_of, write_tokenizer
 
 both_depths = pytest.mark.parametrize("asynchronous", [False, True], ids=["depth 0", "depth 1"])
 
@@ -171,6 +171,19 @@ def test_item_69_a_thinking_budget_forces_the_end_of_reasoning_once(asynchronous
     assert tokens_of(outputs["at once"])[0] == THINK_END
 
 
+@both_depths
+def test_a_call_that_begins_in_reasoning_outlasts_the_thinking_budget(
+    grammars: GrammarCompiler, asynchronous: bool
+) -> None:
+    engine = fake_engine(asynchronous=asynchronous, grammars=grammars)
+    calls = Constraint(after=((TOOL, 'start: "abcdefgh"'),))
+    budget = ThinkingBudget(4, THINK_END)
+    engine.add(ask("a", [20], 20, constraint=calls, budget=budget, logit_bias={TOOL: 100.0}))
+    [outputs] = drain(engine).values()
+    assert outputs[-1].finish_reason is FinishReason.STOP, outputs[-1].error
+    assert tokens_of(outputs) == [TOOL, *ids_of("abcdefgh")]
+
+
 def test_bad_sequences_are_never_completed() -> None:
     engine = fake_engine()
     first, second = expected_tokens([20], 2)
@@ -230,16 +243,36 @@ def test_a_request_is_deferred_while_its_grammar_is_compiled(grammars: GrammarCo
     assert tokens_of(drain_ready(engine)["other"]) == expected_tokens([21], 2)
     assert (engine.stats().num_waiting, engine.stats().num_deferred) == (3, 3)
     assert engine.idle_seconds() == pytest.approx(3.0)
+    held.futures[2].set_running_or_notify_cancel()  # it is being compiled, and the others wait
     engine.abort("gone")
     now = 103.0
     ended = drain_ready(engine)
     assert ended["gone"][0].finish_reason is FinishReason.ABORT
     assert ended["late"][0].finish_reason is FinishReason.TIMEOUT
     assert engine.idle_seconds() is None
-    for future in held.futures:  # two of them for requests that have gone
+    assert [future.cancelled() for future in held.futures] == [False, True, False]
+    for future in held.futures[::2]:
         future.set_result(grammars.compile(constraint).result())
     assert len(calls) == 3
     assert text_of(tokens_of(drain_ready(engine)["waits"])) == "abc"
+    check_idle(engine)
+
+
+def test_c49_a_grammar_is_not_compiled_when_all_who_asked_for_it_have_gone() -> None:
+    class OneCompiler(HeldCompiler):
+        def compile(self, constraint: Constraint) -> Future[ConstraintState]:
+            return self.futures[0] if self.futures else super().compile(constraint)
+
+    one = OneCompiler()
+    engine = fake_engine(grammars=one)
+    for name in ("a", "b"):
+        engine.add(ask(name, [20], 9, constraint=Constraint('start: "abc"')))
+    engine.abort("a")
+    drain_ready(engine)
+    assert not one.futures[0].cancelled()
+    engine.abort("b")
+    drain_ready(engine)
+    assert one.futures[0].cancelled()
     check_idle(engine)
 
 
@@ -275,12 +308,15 @@ def test_c49_a_thousand_aborts_in_every_state_leave_nothing_behind(
             if engine.has_work:
                 engine.step()
         if held.futures and rng.random() < 0.5:
-            rng.choice(ends)(held.futures.pop(rng.randrange(len(held.futures))))
+            future = held.futures.pop(rng.randrange(len(held.futures)))
+            if future.set_running_or_notify_cancel():
+                rng.choice(ends)(future)
         for name in (f"r{rng.randint(max(0, i - 6), i)}", f"r{max(0, i - 7)}", "unknown"):
             engine.abort(name)
             aborted.add(name)
     for future in held.futures:
-        ends[0](future)
+        if future.set_running_or_notify_cancel():
+            ends[0](future)
     for i in range(1000):
         engine.abort(f"r{i}")
     drain_ready(engine)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from leadline.core.errors import BadRequest, EngineOverloaded
+from leadline.core.pace import Pace
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.limits import RequestLimits
-from leadline.engine.pace import Pace
 
 LIMITS = RequestLimits(vocab_size=100, max_model_len=1000, num_pages=8, page_size=256, max_open=3)
 

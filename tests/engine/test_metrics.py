@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from leadline.core.pace import Pace
 from leadline.core.request import FinishReason
 from leadline.engine.metrics import ITERATION_BOUNDS, EngineMetrics
-from leadline.engine.pace import Pace
 
 
 def test_steps_are_counted_by_kind_and_by_rows() -> None:

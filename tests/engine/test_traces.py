@@ -18,7 +18,6 @@ from leadline.core.request import EngineRequest, FinishReason, TokenOutput
 from tests.fakes import FIRST_ID, VOCAB_SIZE, FakeEngine, expected_tokens, fake_engine, request
 
 WINDOW, PAGE = 8, 16
-TRACES = 170  # of each mode and depth: 2,040 in all
 
 BOUNDED = ReplayPolicy(lower=True, upper=True, length=WINDOW, window=WINDOW)
 MODES = {
@@ -209,14 +208,15 @@ REPLAYS = {"preempted", "hit", "evicted", "aborted", "replayed together", "resum
 RESTORES = {"preempted", "hit", "evicted", "aborted", "saved", "restored", "resumed with a hit"}
 
 
+@pytest.mark.parametrize("traces", [50, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
 def test_any_trace_keeps_every_invariant_and_gives_each_request_its_own_tokens(
-    mode: str, depth: int
+    mode: str, depth: int, traces: int
 ) -> None:
     """Invariants 1 to 6, 8 to 18, 20, 21, 26, 27, 30, 32 to 36 and 38 of section 7."""
     happened: set[str] = set()
-    for number in range(TRACES):
+    for number in range(traces):
         trace = Trace.random(f"{mode}-{number}")
         engine = engine_of(mode, trace, asynchronous=bool(depth))
         try:

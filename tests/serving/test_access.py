@@ -69,6 +69,42 @@ def test_c55_options_need_no_key(rig: MakeRig) -> None:
     assert reply.status_code == 200
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1//models",
+        "/v1/models/",
+        "/V1/Models",
+        "/v1/%6dodels",
+        "/health/../v1/models",
+        "/health//",
+        "/metrics/",
+        "/anthropic/v1/messages",
+        "/models",
+        "/v1/v1/models",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT"])
+def test_c55_no_spelling_of_a_path_gets_past_the_keys(rig: MakeRig, path: str, method: str) -> None:
+    reply = rig("a", **KEYS).http.request(method, path, follow_redirects=False)
+    assert reply.status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/pause/", "/Pause", "/pause%2f", "/%70ause"])
+def test_no_spelling_of_a_path_gets_past_the_admins_key(rig: MakeRig, path: str) -> None:
+    server = rig("a", **ADMIN)
+    reply = server.http.post(path, headers={"x-api-key": "good"})
+    assert reply.status_code in (403, 404)
+    assert not server.engine.is_paused
+
+
+def test_a_key_may_hold_any_character(rig: MakeRig) -> None:
+    server = rig("a", api_key=("clé",))
+    for key, status in {"clé": 200, "cle": 401}.items():
+        reply = server.http.get("/v1/models", headers={b"x-api-key": key.encode()})
+        assert reply.status_code == status
+
+
 def test_metrics_can_be_protected(rig: MakeRig) -> None:
     server = rig("a", protect_metrics=True, **KEYS)
     assert server.http.get("/metrics").status_code == 401

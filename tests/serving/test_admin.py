@@ -50,6 +50,7 @@ def test_item_85_models_are_found_by_names_with_slashes(rig: MakeRig, prefix: st
     assert found["max_model_len"] == 8192
     assert found["root"] == "house/tiny"
     assert server.http.get(f"{prefix}/models/other").status_code == 404
+    assert server.http.get(f"{prefix}/models/").json()["data"] == listed
 
 
 def test_head_is_served_where_get_is(rig: MakeRig) -> None:

@@ -114,6 +114,14 @@ def test_c52_a_bomb_is_413_and_takes_less_than_twice_the_limit(rig: MakeRig, cod
     assert peak < 2 * limit
 
 
+def test_zstd_takes_no_larger_window_than_browsers_do(rig: MakeRig) -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=27)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    content = packer.compress(BODY) + packer.flush()
+    reply = rig("a").http.post(CHAT, content=content, headers={"Content-Encoding": "zstd"})
+    assert reply.status_code == 400
+
+
 def test_c52_a_chunked_body_is_413_before_it_has_all_come(rig: MakeRig) -> None:
     server = rig("a", max_request_bytes=2**20)
     chunks = [bytes(2**16)] * 100

@@ -13,6 +13,7 @@ from tests.serving.conftest import HELLO, MakeRig
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
+LONG = "long " * 1000
 
 
 def user(content: Any) -> list[Any]:
@@ -245,3 +246,30 @@ def test_unexpected_error_hides_its_text(rig: MakeRig, caplog: pytest.LogCapture
     assert "secret" not in reply.text
     assert "x-request-id" in reply.headers
     assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": LONG}),
+        ("/v1/chat/completions", {"tool_choice": LONG}),
+        ("/v1/chat/completions", {"response_format": {"type": LONG}}),
+        ("/v1/chat/completions", {"response_format": {"type": "regex", "pattern": [LONG]}}),
+        ("/v1/chat/completions", {"logit_bias": {LONG: 1}}),
+        ("/v1/chat/completions", {"messages": [{"role": LONG, "content": LONG}]}),
+        ("/v1/chat/completions", {"messages": [LONG]}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [LONG]}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": LONG, "content": LONG}]}),
+        ("/v1/messages", {"max_tokens": 1, "tool_choice": {"type": LONG}}),
+        ("/v1/responses", {"input": [LONG]}),
+        ("/v1/responses", {"input": [{"type": LONG}]}),
+        ("/v1/responses", {"input": "Hi", "truncation": LONG}),
+        ("/v1/responses", {"input": "Hi", "previous_response_id": LONG}),
+        ("/v1/responses", {"input": "Hi", "tools": [{"type": LONG}]}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_an_error_quotes_little_of_a_value(rig: MakeRig, path: str, body: dict[str, Any]) -> None:
+    reply = rig("a").http.post(path, json={"messages": HELLO} | body)
+    assert 400 <= reply.status_code < 500
+    assert len(reply.json()["error"]["message"]) < 500

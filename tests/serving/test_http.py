@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import socket
 import ssl
@@ -273,6 +274,46 @@ def test_tls_of_version_1_2_or_later_is_spoken(rig: MakeRig, tmp_path: Path) -> 
     loaded.load()
     assert loaded.ssl is not None
     assert loaded.ssl.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+@needs_openssl
+def test_the_old_certificate_serves_until_the_key_of_the_new_one_is_there(
+    rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = make_certificate(tmp_path, "first")
+    config = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+    tls = from_values(ServerConfig, config).tls
+    loaded = HttpConfig(rig("a").app, from_values(ServerConfig, config))
+    loaded.load()
+    trust = ssl.create_default_context(cafile=certificate)
+    (tmp_path / "new").mkdir()
+    renewed, _ = make_certificate(tmp_path / "new", "second")
+
+    async def test() -> None:
+        assert loaded.ssl is not None
+        task = asyncio.create_task(refresh_certificates(loaded.ssl, tls, seconds=0.001))
+        await asyncio.sleep(0)
+        certificate.write_bytes(renewed.read_bytes())
+        while "could not be read again" not in caplog.text:
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    run(test)
+    shake_hands(loaded.ssl, trust)
+
+
+def shake_hands(server: ssl.SSLContext | None, client: ssl.SSLContext) -> None:
+    """A handshake in memory; raises what either side finds wrong."""
+    assert server is not None
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    left = client.wrap_bio(down, up, server_hostname="localhost")
+    right = server.wrap_bio(up, down, server_side=True)
+    for _ in range(3):
+        for side in (left, right):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert left.version()
+    assert right.version()
 
 
 @needs_openssl

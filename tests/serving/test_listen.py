@@ -11,7 +11,6 @@ import httpx
 import pytest
 import uvloop
 
-from leadline.config.args import from_values
 from leadline.config.server import ServerConfig
 from leadline.core.errors import ConfigError
 from leadline.serving.http import HttpConfig, HttpServer
@@ -35,27 +34,43 @@ def test_a_unix_socket_serves_like_a_port(rig: MakeRig, tmp_path: Path, loop: ob
             server.should_exit = True
             await task
 
-    for _ in range(2):  # what the first one left behind is no obstacle
-        loop.run(run())  # type: ignore[attr-defined]
+    loop.run(run())  # type: ignore[attr-defined]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_socket_that_a_killed_server_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.bind(str(path))
+    assert path.is_socket()
+    with bind(ServerConfig(uds=str(path))) as listener:
+        listener.listen()
+    assert not path.exists()
 
 
 def test_an_address_in_use_is_refused(tmp_path: Path) -> None:
     config = ServerConfig(uds=str(tmp_path / "a.sock"))
     with bind(config) as first:
         first.listen()
-        with pytest.raises(ConfigError, match=r"cannot listen on .*a\.sock \(Address already in"):
-            bind(config)
+        with (
+            pytest.raises(ConfigError, match=r"cannot listen on .*a\.sock \(Address already in"),
+            bind(config),
+        ):
+            pass
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            bind(ServerConfig(host="127.0.0.1", port=port))
+        with (
+            pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"),
+            bind(ServerConfig(host="127.0.0.1", port=port)),
+        ):
+            pass
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("mine")
-    with pytest.raises(ConfigError, match="cannot listen on"):
-        bind(ServerConfig(uds=str(file)))
+    with pytest.raises(ConfigError, match="cannot listen on"), bind(ServerConfig(uds=str(file))):
+        pass
     assert file.read_text() == "mine"
 
 
@@ -72,12 +87,16 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     ids=str,
 )
 def test_the_log_names_the_url_and_warns_of_an_open_door(
-    values: dict[str, object], url: str, warns: bool, caplog: pytest.LogCaptureFixture
+    rig: MakeRig,
+    values: dict[str, object],
+    url: str,
+    warns: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    config = from_values(ServerConfig, {"port": 0, **values})
-    with bind(config) as listener:
-        announce(["a", "b"], config, listener)
+    server = rig("", port=0, served_model_name=("a", "b"), **values).app.state.server
+    with bind(server.config) as listener:
+        announce(server, listener)
         port = listener.getsockname()[1]
     assert f"serves a, b at {url.format(port)}" in caplog.text
     assert ("there are no API keys" in caplog.text) == warns

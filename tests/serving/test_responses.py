@@ -11,6 +11,7 @@ import pytest
 
 from leadline.serving.responses.store import ResponseStore, Stored
 from leadline.serving.responses.tools import FreeFormInput
+from leadline.text.tokenizer import Tokenizer
 from tests.serving.conftest import HELLO, MakeRig, Rig, both_profiles
 from tests.serving.test_chat import CALL
 
@@ -261,14 +262,26 @@ def test_effort_none_turns_thinking_off(rig: MakeRig) -> None:
     ]
 
 
-def test_logprobs_belong_to_the_text(rig: MakeRig) -> None:
-    server = rig("Hm</think>Hello")
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_c41_logprobs_belong_to_the_text(rig: MakeRig, tokenizer: Tokenizer, size: int) -> None:
+    """Also where an output of the engine holds the end of the reasoning and the text."""
+    ids = tokenizer.encode("Hm</think>Hello")
+    server = rig([ids[i : i + size] for i in range(0, len(ids), size)])
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
     reasoning, message = ask(server, include=include, top_logprobs=2)["output"]
     assert reasoning["encrypted_content"] == ""
     tokens = "".join(entry["token"] for entry in message["content"][0]["logprobs"])
-    assert tokens.endswith("Hello")
+    assert tokens == "Hello"
     assert len(message["content"][0]["logprobs"][0]["top_logprobs"]) == 2
+
+
+@pytest.mark.parametrize("interval", [1, 3, 100])
+def test_c41_logprobs_of_a_stream_are_those_of_its_text(rig: MakeRig, interval: int) -> None:
+    server = rig("Hm</think>Hello", stream_interval=interval)
+    stream = events(server, top_logprobs=1)
+    sent = [entry for event in stream if "delta" in event for entry in event.get("logprobs", ())]
+    assert "".join(entry["token"] for entry in sent) == "Hello"
+    assert stream[-1]["response"]["output"][-1]["content"][0]["logprobs"] == sent
 
 
 @pytest.mark.parametrize(
@@ -335,6 +348,35 @@ def test_a_background_response_can_be_cancelled(rig: MakeRig) -> None:
     assert server.engine.aborted
 
 
+def test_a_background_response_keeps_its_place_until_it_ends(rig: MakeRig) -> None:
+    server = rig("Hm</think>Hello", max_concurrency_per_key=1, **STORING)
+    admission = server.app.state.server.admission
+
+    async def test() -> None:
+        gate = server.engine.gate = asyncio.Event()
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"input": "Hi", "background": True}
+            path = f"{PATH}/{(await client.post(PATH, json=body)).json()['id']}"
+            for _ in range(100):  # turns of the loop
+                await asyncio.sleep(0)
+            assert admission.num_open == 1
+            assert (await client.post(PATH, json=body)).status_code == 429
+            gate.set()
+            await asyncio.wait_for(admission.idle(), 10)
+            assert (await client.get(path)).json()["status"] == "completed"
+
+    asyncio.run(test())
+
+
+def test_a_stored_response_belongs_to_its_key(rig: MakeRig) -> None:
+    server = rig("Hm</think>Hello", api_key=("mine", "yours"), **STORING)
+    server.http.headers["x-api-key"] = "mine"
+    path = f"{PATH}/{ask(server)['id']}"
+    assert server.http.get(path).status_code == 200
+    assert server.http.get(path, headers={"x-api-key": "yours"}).status_code == 404
+
+
 def test_truncation_auto_leaves_out_the_oldest_turns(rig: MakeRig) -> None:
     server = rig("x")
     turns = [{"role": "user", "content": f"turn {i}" + " the" * 3000} for i in range(5)]
@@ -351,12 +393,30 @@ def test_the_store_is_bounded_and_forgets() -> None:
     now = 0.0
     store = ResponseStore(clock=lambda: now)
     for i in range(1500):
-        store.put(Stored({"id": str(i)}, [], owner="me"))
+        store.put(Stored({"id": str(i)}, [], "me", 1))
     assert store.get("499", "me") is None
     assert store.get("500", "me") is not None
     assert store.get("500", "you") is None
-    now = 3601.0
+    store.put(Stored({"id": "large"}, [], "me", 256 * 2**20))
     assert store.get("1499", "me") is None
+    assert store.get("large", "me") is not None
+    store.put(Stored({"id": "too large"}, [], "me", 257 * 2**20))
+    assert store.get("too large", "me") is None
+    store.put(Stored({"id": "last"}, [], "me", 1))
+    now = 3601.0
+    assert store.get("last", "me") is None
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages"])
+def test_the_name_of_a_dropped_tool_makes_no_line_of_the_log(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    tool = {"type": "web_search_2026\nERROR all is lost" + "!" * 500, "name": "web_search"}
+    body = {"input": "Hi", "messages": HELLO, "max_tokens": 8, "tools": [tool]}
+    reply = rig("</think>a").http.post(path, json=body)
+    assert reply.status_code == (200 if path == "/v1/messages" else 400)
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+    assert not any(len(record.getMessage()) > 200 for record in caplog.records)
 
 
 def test_models_and_prefixless_path(rig: MakeRig) -> None:

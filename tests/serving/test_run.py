@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from leadline.config.args import from_values
 from leadline.config.server import ServerConfig
 from leadline.core.errors import CheckpointError, EngineDead
+from leadline.serving import run as run_module
 from leadline.serving.run import ServerProcess
 from tests.serving.conftest import HELLO, MakeRig, Rig
 from tests.serving.scripted import ScriptedEngine
@@ -220,3 +221,22 @@ def test_item_92_or_the_engine_is_started_again(rig: MakeRig) -> None:
         tell()
 
     life.run(test)
+
+
+def test_an_engine_that_dies_again_and_again_is_not_started_in_a_loop(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_module, "_RESTART_DELAYS", (0.0, 1000.0))
+    life = Life(rig("ab"), auto_restart=True)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            await until(http, 200)
+            await kill(life.rig.engine)
+        while "starts again in 1000 s" not in caplog.text:
+            await asyncio.sleep(0.001)
+        assert (await http.get("/health")).status_code == 503
+        tell()
+
+    life.run(test)
+    assert life.is_closed

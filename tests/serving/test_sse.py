@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import httpx2
@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from starlette.types import Message
 
 from leadline.core.errors import EngineOverloaded
+from leadline.serving.sse import EventStream
 from tests.serving.conftest import HELLO, MakeRig, Rig
 
 BODY = {"messages": HELLO, "thinking": {"type": "disabled"}}
@@ -175,3 +176,26 @@ def test_r14_a_thousand_clients_leave_at_random_and_nothing_stays_behind(rig: Ma
     assert sum(map(int, ended.values())) == len(server.engine.requests)
     assert int(ended["abort"]) > 0, "some left before the end"
     assert int(ended["stop"]) > 0, "and some after it"
+
+
+def test_what_goes_wrong_while_sending_is_not_swallowed() -> None:
+    closed = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"data: 1\n\n"
+        finally:
+            closed.set()
+
+    async def send(_message: Message) -> None:
+        raise RuntimeError("broken")
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "path": "/v1/chat/completions", "state": {"request_id": "r"}}
+    with pytest.raises(RuntimeError, match="broken"):
+        asyncio.run(EventStream(events(), keep_alive=0)(scope, receive, send))
+    assert closed.is_set()

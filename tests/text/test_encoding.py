@@ -19,7 +19,7 @@ from leadline.text.chat import (
     ToolChoice,
 )
 from leadline.text.encoding import ChatEncoder
-from leadline.text.profiles import V4, V41
+from leadline.text.profiles import V4, V41, Profile
 from leadline.text.tokenizer import Tokenizer
 from tests.text.prompts import EOS, HI, REPLY, TOOL, both_profiles, calls, render, result, system
 
@@ -339,3 +339,19 @@ def test_threads_share_an_encoder(encoder: ChatEncoder) -> None:
     chats = [ChatInput([HI, REPLY] * n + [HI], tools=(TOOL,)) for n in range(40)]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(encoder.encode, chats)) == [encoder.encode(chat) for chat in chats]
+
+
+@pytest.mark.parametrize("profile", [V4, V41], ids=lambda profile: profile.name)
+def test_c51_half_a_surrogate_pair_is_a_replacement_character(
+    tokenizer: Tokenizer, profile: Profile
+) -> None:
+    def prompt(half: str) -> str:
+        messages = [
+            {"role": "system", "content": half},
+            {"role": "user", "content": f"a{half}b"},
+            calls(half, arguments=f'{{"{half}": "{half}"}}', content=half, reasoning=half),
+            result(half, half),
+        ]
+        return render(ChatEncoder(tokenizer, profile), messages, tools=(Tool("f", half),))
+
+    assert prompt("\udc12") == prompt("\ufffd")

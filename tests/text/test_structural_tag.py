@@ -133,6 +133,7 @@ def nested(depth: int) -> Any:
         ("[]", "tag"),
         ({}, "tag.format"),
         (new({"type": "poem"}), "tag.format.type"),
+        (new({"type": ["regex"]}), "tag.format.type"),
         (new({"type": "sequence", "elements": []}), "tag.format.elements"),
         (new({"type": "sequence", "elements": [3]}), "tag.format.elements[0].type"),
         (new({"type": "regex"}), "tag.format.pattern"),

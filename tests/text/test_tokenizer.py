@@ -39,3 +39,8 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"version": EOS}))
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not a readable"):
         Tokenizer(path)
+
+
+def test_c51_half_a_surrogate_pair_is_a_replacement_character(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("a\ud83d") == tokenizer.encode("a\ufffd")
+    assert tokenizer.encode_texts(["\udc12"]) == tokenizer.encode_texts(["\ufffd"])

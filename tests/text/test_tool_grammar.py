@@ -445,3 +445,23 @@ def test_random_walks_under_the_mask_are_calls_that_parse(tiny: Grammars) -> Non
                 assert all(type(tag) is bool for tag in arguments["tags"])
             else:
                 assert arguments.keys() <= {"read": {"path", "pages"}, "now": set()}[name]
+
+
+class CountedSchema(dict[str, Any]):
+    """Counts how often somebody walks through it."""
+
+    num_walks = 0
+
+    def items(self) -> Any:
+        self.num_walks += 1
+        return super().items()
+
+
+def test_c43_references_in_unions_are_refused_before_they_are_copied(tiny: Grammars) -> None:
+    parts = [{"properties": {"z": {"$ref": f"#/$defs/{i}"}}} for i in range(256)]
+    union = {"anyOf": [{"anyOf": parts[i : i + 16]} for i in range(0, 256, 16)]}
+    definitions = {str(i): {"description": "d" * 2700} for i in range(256)}
+    schema = CountedSchema(properties={"a": union}, **{"$defs": definitions})
+    with pytest.raises(BadRequest, match="too large together"):
+        block(tiny, Tool("f", parameters=schema), strict_arguments=True)
+    assert schema.num_walks < 20  # each of 256 forms holds a copy

@@ -100,3 +100,11 @@ def test_strict_history_takes_whole_turns(tokenizer: Tokenizer, encoder: ChatEnc
     strict = ChatEncoder(tokenizer, V41, ChatConfig(strict_tool_history=True))
     chat = ChatInput([HI, calls("1", "2"), result("2", "b"), result("1", "a"), HI])
     assert strict.encode(chat) == encoder.encode(chat)
+
+
+def test_item_83_thousands_of_missing_results_take_no_time(encoder: ChatEncoder) -> None:
+    names = [str(i) for i in range(4000)]
+    answers = [result(name, name) for name in reversed(names) if name.endswith("7")]
+    text = results_part(encoder, [HI, calls(*names), *answers])
+    expected = tool_results(*[name if name.endswith("7") else "" for name in names])
+    assert text == f"<｜User｜>{expected}"

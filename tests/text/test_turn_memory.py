@@ -126,3 +126,16 @@ def test_the_turn_used_least_recently_is_forgotten() -> None:
     memory.put(None, "", c, [3])
     assert memory.get(None, "", b) is None
     assert memory.get(None, "", a) is not None
+
+
+def test_turns_are_forgotten_when_their_ids_are_too_many() -> None:
+    memory = TurnMemory(max_token_ids=5)
+    a, b, c = ([(name, "f", "{}")] for name in "abc")
+    memory.put(None, "", a, [1, 1])
+    memory.put(None, "", b, [2, 2])
+    memory.put(None, "", b, [3, 3, 3])  # takes the place of the other
+    assert memory.get(None, "", a) is not None
+    memory.put(None, "", c, [4])
+    assert memory.get(None, "", b) is None
+    assert memory.get(None, "", a) is not None
+    assert memory.get(None, "", c) is not None

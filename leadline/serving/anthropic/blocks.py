@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ def chat_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
             plain.append({"role": "system", "content": _texts(content, f"{where}.content")})
         else:
             raise BadRequest(
-                f"{where}.role is {role!r}; choose user, assistant or system",
+                f"{where}.role is {brief(role)}; choose user, assistant or system",
                 param=f"{where}.role",
             )
     if plain and plain[-1]["role"] == "assistant" and "tool_calls" not in plain[-1]:
@@ -133,7 +134,8 @@ def _text_parts(block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             return []
         case _:
             raise BadRequest(
-                f"{where}.type is {kind!r}, which this server does not know", param=f"{where}.type"
+                f"{where}.type is {brief(kind)}, which this server does not know",
+                param=f"{where}.type",
             )
     return [{"type": "text", "text": text}]
 
@@ -148,7 +150,7 @@ def _document(block: Mapping[str, Any], where: str) -> str:
         text = "\n\n".join(part["text"] for part in parts)
     else:
         raise BadRequest(
-            f"{where}.source.type is {kind!r}; only documents of plain text are supported",
+            f"{where}.source.type is {brief(kind)}; only documents of plain text are supported",
             param=f"{where}.source.type",
             code="not_supported",
         )

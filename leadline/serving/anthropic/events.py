@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from leadline.serving.dialect import event
-from leadline.serving.templates import BLANK, event_template, json_text
+from leadline.serving.events import BLANK, event, event_template, json_line
 from leadline.text.chat import CallArguments, CallStart, Content, Delta, Reasoning
 
 Payload = dict[str, Any]
@@ -54,7 +53,7 @@ class BlockWriter:
             case CallArguments():
                 data = b""
         self._texts.append(delta.text)
-        return data + self._template % json_text(delta.text)
+        return data + self._template % json_line(delta.text)
 
     def close(self) -> bytes:
         """End the open block."""

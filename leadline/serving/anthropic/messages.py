@@ -14,7 +14,7 @@ from leadline.serving.anthropic.events import BlockWriter, named
 from leadline.serving.anthropic.query import messages_query
 from leadline.serving.anthropic.schema import MessagesRequest
 from leadline.serving.body import decode_body
-from leadline.serving.chat import encode_query, prepare_chat
+from leadline.serving.chat_call import encode_query, prepare_chat
 from leadline.serving.chat_run import ChatRun, ChatStep, ChoiceRun
 from leadline.serving.context import Caller, Server
 from leadline.serving.endpoint import reply, respond

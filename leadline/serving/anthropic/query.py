@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from reprlib import repr as brief
 from typing import Any
 
 from leadline.core.errors import BadRequest
@@ -15,7 +16,7 @@ from leadline.serving.anthropic.schema import (
     ToolChoiceOptions,
     ToolEntry,
 )
-from leadline.serving.chat import ChatQuery
+from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import answer_format
 from leadline.serving.origin import Origin
 from leadline.text.chat import ChatInput, Tool, ToolChoice
@@ -92,7 +93,9 @@ def _tools(entries: list[ToolEntry]) -> tuple[Tool, ...]:
     for i, entry in enumerate(entries):
         if entry.input_schema is None:
             logger.warning(
-                "tools[%d]: hosted tools of type %s do not exist here, dropped", i, entry.type
+                "tools[%d]: hosted tools of type %s do not exist here, dropped",
+                i,
+                brief(entry.type),
             )
             continue
         tool = Tool(entry.name, entry.description or "", entry.input_schema, bool(entry.strict))
@@ -114,7 +117,7 @@ def _tool_choice(given: ToolChoiceOptions | None) -> ToolChoice:
         case "tool" if given.name is not None:
             return ToolChoice("named", name=given.name, parallel=False)
     raise BadRequest(
-        f"tool_choice.type is {given.type!r}; choose auto, any, none, or tool with its name",
+        f"tool_choice.type is {brief(given.type)}; choose auto, any, none, or tool with its name",
         param="tool_choice.type",
     )
 

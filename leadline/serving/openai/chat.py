@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from msgspec import UNSET, UnsetType
@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leadline.serving.body import decode_body
-from leadline.serving.chat import prepare_chat
+from leadline.serving.chat_call import prepare_chat
 from leadline.serving.chat_run import ChatRun, ChoiceRun
 from leadline.serving.context import Caller, Server
 from leadline.serving.endpoint import respond
-from leadline.serving.message_builder import MessageBuilder
 from leadline.serving.openai.answers import (
     FINGERPRINT,
     ChatChoice,
@@ -30,6 +29,7 @@ from leadline.serving.openai.chunks import ChunkWriter, ReasoningKeys
 from leadline.serving.openai.logprobs import ChatLogprobs, LogprobWriter, PromptLogprobs
 from leadline.serving.openai.schema import ChatRequest
 from leadline.serving.sampling import check_num_logprobs
+from leadline.text.chat import CallArguments, CallStart, Content, Delta, Reasoning
 
 
 async def chat_completions(http: Request) -> Response:
@@ -98,7 +98,7 @@ class ChatAnswer:
 
     async def whole(self) -> ChatCompletion:
         """The same deltas, joined."""
-        messages = [MessageBuilder() for _ in self._run.choices]
+        messages = [_Message() for _ in self._run.choices]
         prompt_logprobs: PromptLogprobs | UnsetType = UNSET
         async with aclosing(self._run.steps()) as steps:
             async for choice, output, deltas, _ in steps:
@@ -121,21 +121,48 @@ class ChatAnswer:
             ),
         )
 
-    def _choice(self, choice: ChoiceRun, message: MessageBuilder) -> ChatChoice:
-        content = message.content
-        reasoning, other = self._reasoning.spread(message.reasoning)
-        calls = [ToolCall(call.id, Function(call.name, call.arguments)) for call in message.calls]
+    def _choice(self, choice: ChoiceRun, message: _Message) -> ChatChoice:
         entries = choice.take_entries()
         return ChatChoice(
             index=choice.index,
-            message=ChatMessage(
-                content=None if not content and (calls or message.reasoning) else content,
-                reasoning_content=reasoning or UNSET,
-                reasoning=other or UNSET,
-                tool_calls=calls or UNSET,
-            ),
+            message=message.joined(self._reasoning),
             logprobs=ChatLogprobs(self._logprobs.chat(entries)) if self._body.logprobs else None,
             finish_reason=choice.parser.finish_reason or "",
             stop_reason=choice.parser.stop_reason,
             token_ids=choice.take_token_ids() if self._body.return_token_ids else UNSET,
+        )
+
+
+class _Message:
+    """Collects the deltas of one choice."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    self._content.append(text)
+                case Reasoning(text):
+                    self._reasoning.append(text)
+                case CallStart():
+                    self._calls.append((delta, []))
+                case CallArguments(_, text):
+                    self._calls[-1][1].append(text)
+
+    def joined(self, keys: ReasoningKeys) -> ChatMessage:
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
+        calls = [
+            ToolCall(call.id, Function(call.name, "".join(fragments)))
+            for call, fragments in self._calls
+        ]
+        deepseek, openrouter = keys.spread(reasoning)
+        return ChatMessage(
+            content=None if not content and (calls or reasoning) else content,
+            reasoning_content=deepseek or UNSET,
+            reasoning=openrouter or UNSET,
+            tool_calls=calls or UNSET,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leadline.core.errors import BadRequest
-from leadline.serving.chat import ChatQuery
+from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import AnswerFormat, answer_format
 from leadline.serving.openai.schema import ChatRequest
 from leadline.text.chat import ChatInput, Tool

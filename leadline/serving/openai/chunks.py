@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from leadline.serving.chat_run import ChatRun, ChoiceRun
-from leadline.serving.dialect import event
+from leadline.serving.events import BLANK, event, event_template, json_line
 from leadline.serving.openai.answers import (
     FINGERPRINT,
     ChatChunk,
@@ -16,7 +16,6 @@ from leadline.serving.openai.answers import (
     Usage,
 )
 from leadline.serving.openai.logprobs import ChatLogprobs, LogprobWriter
-from leadline.serving.templates import BLANK, event_template, json_text
 from leadline.text.chat import CallArguments, CallStart, Content, Delta, Reasoning
 
 
@@ -78,7 +77,7 @@ class ChunkWriter:
         """One piece of what a choice says."""
         if self._is_plain and not choice.keeps_ids and isinstance(delta, Content | Reasoning):
             template = self._template(choice, type(delta))
-            text = json_text(delta.text)
+            text = json_line(delta.text)
             if isinstance(delta, Reasoning):
                 return template % ((text,) * self._reasoning.num_keys)
             return template % text

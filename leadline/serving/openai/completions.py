@@ -14,15 +14,13 @@ from leadline.core.request import EngineRequest, TokenOutput
 from leadline.core.streams import merge
 from leadline.serving.body import decode_body
 from leadline.serving.context import Caller, Server
-from leadline.serving.dialect import event
 from leadline.serving.endpoint import respond
-from leadline.serving.generation import Step, read_choice
-from leadline.serving.logprobs import shown_entries
+from leadline.serving.events import BLANK, event, event_template, json_line
+from leadline.serving.generation import Step, read_choice, shown_entries
 from leadline.serving.openai.answers import FINGERPRINT, Completion, CompletionChoice, Usage
 from leadline.serving.openai.completion_prompts import completion_requests
 from leadline.serving.openai.logprobs import CompletionLogprobs, LogprobWriter
 from leadline.serving.openai.schema import CompletionRequest
-from leadline.serving.templates import BLANK, event_template, json_text
 from leadline.serving.usage import UsageMeter
 from leadline.text.detokenizer import TextOutput
 from leadline.text.tokenizer import Tokenizer
@@ -176,7 +174,7 @@ class _PartWriter:
             if part.index not in self._templates:
                 self._frame.choices = [CompletionChoice(part.index, BLANK)]
                 self._templates[part.index] = event_template(self._frame)
-            return self._templates[part.index] % json_text(part.text)
+            return self._templates[part.index] % json_line(part.text)
         self._frame.choices = [part]
         return event(self._frame)
 

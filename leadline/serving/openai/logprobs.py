@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 
 from msgspec import Struct
 
 from leadline.core.request import TokenLogprobs
-from leadline.serving.logprobs import finite
 from leadline.text.tokenizer import Tokenizer
+
+_JSON_MINUS_INFINITY = -9999.0
 
 
 class TopLogprob(Struct):
@@ -85,7 +87,7 @@ class LogprobWriter:
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
         raw = self._tokenizer.token_bytes((token_id,))
-        return TopLogprob(self._text(token_id), finite(logprob), list(raw))
+        return TopLogprob(self._text(token_id), _finite(logprob), list(raw))
 
     def completion(
         self,
@@ -109,14 +111,14 @@ class LogprobWriter:
             written.text_offset.append(offset)
             if token_id not in hidden:
                 offset += len(self._tokenizer.decode((token_id,)))
-            written.token_logprobs.append(None if entry is None else finite(entry.logprob))
+            written.token_logprobs.append(None if entry is None else _finite(entry.logprob))
             written.top_logprobs.append(None if entry is None else self._top_texts(entry))
         return written
 
     def _top_texts(self, entry: TokenLogprobs) -> dict[str, float]:
         # The sampled token is always present, inside the top list or not.
         found = {entry.token_id: entry.logprob, **dict(entry.top)}
-        return {self._text(token_id): finite(value) for token_id, value in found.items()}
+        return {self._text(token_id): _finite(value) for token_id, value in found.items()}
 
     def prompt(self, entries: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
         """vLLM's ``prompt_logprobs``: candidates by id for every position, the first null."""
@@ -126,9 +128,13 @@ class LogprobWriter:
         ranks = {token_id: (value, i + 1) for i, (token_id, value) in enumerate(entry.top)}
         ranks[entry.token_id] = (entry.logprob, entry.rank)
         return {
-            str(token_id): PromptLogprob(finite(value), rank, self._tokenizer.decode((token_id,)))
+            str(token_id): PromptLogprob(_finite(value), rank, self._tokenizer.decode((token_id,)))
             for token_id, (value, rank) in ranks.items()
         }
 
     def _text(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.decode((token_id,))
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _JSON_MINUS_INFINITY

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from reprlib import repr as brief
 from typing import Any
 
 from msgspec import Struct
@@ -146,7 +147,7 @@ class GenerationRequest(Struct, kw_only=True):
 
 def _token_id(key: str) -> int:
     if not key.isdecimal():
-        raise BadRequest(f"logit_bias has key {key!r}; keys are token ids", param="logit_bias")
+        raise BadRequest(f"logit_bias has key {brief(key)}; keys are token ids", param="logit_bias")
     return int(key)
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from leadline.core.errors import BadRequest
 from leadline.serving.body import decode_body
-from leadline.serving.chat import encode_query
+from leadline.serving.chat_call import encode_query
 from leadline.serving.context import Caller, Server
 from leadline.serving.endpoint import reply
 from leadline.serving.openai.chat_query import chat_query

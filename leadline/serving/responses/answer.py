@@ -8,11 +8,12 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from leadline.core.errors import BadRequest
 from leadline.serving.body import decode_body
-from leadline.serving.chat import ChatCall, ChatQuery, prepare_chat
+from leadline.serving.chat_call import ChatCall, ChatQuery, prepare_chat
 from leadline.serving.chat_run import ChatRun, ChatStep
 from leadline.serving.context import Caller, Server
 from leadline.serving.errors import describe
@@ -30,6 +31,7 @@ from leadline.serving.responses.store import ResponseStore, Stored
 from leadline.serving.responses.tools import ToolTable
 from leadline.serving.sampling import check_num_logprobs
 from leadline.text.chat import Content, Delta
+from leadline.text.markers import THINK_END
 
 
 class ResponsesAnswer:
@@ -54,8 +56,8 @@ class ResponsesAnswer:
         body = decode_body(raw, ResponsesRequest)
         self._store = store if body.store is not False else None
         self.is_stream = bool(body.stream)
-        self._is_background = bool(body.background)
-        if self._is_background and (self._store is None or self.is_stream):
+        self._admission = server.admission
+        if body.background and (self._store is None or self.is_stream):
             raise BadRequest(
                 "background: only responses that are stored (--enable-responses-store) and not "
                 "streamed can be generated in the background",
@@ -63,8 +65,8 @@ class ResponsesAnswer:
                 code="not_supported",
             )
         check_num_logprobs(body.top_logprobs, server.config.chat.max_logprobs, param="top_logprobs")
-        self._owner = caller.tenant
-        self._items = [*_history(body, store, caller.tenant), *input_items(body)]
+        self._owner, self._num_bytes = caller.key, len(raw)
+        self._items = [*_history(body, store, caller.key), *input_items(body)]
         tools = ToolTable.of(body.tools or ())
         query = responses_query(body, self._items, tools)
         call = _prepare(server, query, caller, truncates=body.truncation == "auto")
@@ -74,11 +76,13 @@ class ResponsesAnswer:
             tools, has_encrypted=ENCRYPTED_REASONING in (body.include or ())
         )
         self._logprobs = LogprobWriter(server.tokenizer) if wants_logprobs(body) else None
+        self._marker_ids = server.tokenizer.added_ids
+        self._think_end = server.tokenizer.marker_id(THINK_END)
         self._response: dict[str, Any] = {
             "id": f"resp_{call.request.request_id}",
             "object": "response",
             "created_at": int(time.time()),
-            "status": "queued" if self._is_background else "in_progress",
+            "status": "queued" if body.background else "in_progress",
             "error": None,
             "incomplete_details": None,
             "model": call.model,
@@ -110,30 +114,30 @@ class ResponsesAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The same items; the events that tell of them are for nobody."""
-        if self._is_background:
-            return self._begin()
+        if self._response["background"]:
+            queued = dict(self._response)
+            self._keep().task = asyncio.create_task(self._generate())
+            return queued
+        await self._read()
+        return self._response
+
+    async def _generate(self) -> None:
+        """Generate in the background; the client reads the stored response later."""
+        with self._admission.extend():
+            self._response["status"] = "in_progress"
+            try:
+                await self._read()
+            except Exception as error:
+                self._fail(error)
+
+    async def _read(self) -> None:
         async with aclosing(self._run.steps()) as steps:
             async for step in steps:
                 self._advance(step)
-        return self._response
-
-    def _begin(self) -> dict[str, Any]:
-        """Generate in the background; the client reads the stored response later."""
-        queued = dict(self._response)
-        self._keep().task = asyncio.create_task(self._generate())
-        return queued
-
-    async def _generate(self) -> None:
-        self._is_background = False
-        self._response["status"] = "in_progress"
-        try:
-            await self.whole()
-        except Exception as error:
-            self._fail(error)
 
     def _keep(self) -> Stored:
         assert self._store is not None
-        stored = Stored(self._response, self._items, self._owner)
+        stored = Stored(self._response, self._items, self._owner, self._num_bytes)
         self._store.put(stored)
         return stored
 
@@ -156,11 +160,15 @@ class ResponsesAnswer:
         return data
 
     def _entries(self, step: ChatStep, delta: Delta) -> Sequence[TokenLogprob]:
-        """Log-probabilities of the answer's text; those of anything else are dropped."""
-        if self._logprobs is None:
+        """Log-probabilities of the answer's text: from the end of reasoning to the next marker."""
+        if self._logprobs is None or not isinstance(delta, Content):
             return ()
         entries = step.choice.take_entries()
-        return self._logprobs.chat(entries) if isinstance(delta, Content) else ()
+        ends = [i for i, entry in enumerate(entries) if entry.token_id == self._think_end]
+        text = entries[ends[-1] + 1 :] if ends else entries
+        return self._logprobs.chat(
+            list(takewhile(lambda entry: entry.token_id not in self._marker_ids, text))
+        )
 
     def _fail(self, error: Exception) -> bytes:
         """Settle a response that an error ended; returns the events that close its item."""
@@ -178,7 +186,7 @@ class ResponsesAnswer:
         return self._writer.event({"type": f"response.{name}", "response": self._response})
 
 
-def _history(body: ResponsesRequest, store: ResponseStore | None, owner: str | None) -> list[Any]:
+def _history(body: ResponsesRequest, store: ResponseStore | None, owner: str) -> list[Any]:
     """Items of the response that a request continues, and of those before it."""
     if body.previous_response_id is None:
         return []
@@ -188,7 +196,7 @@ def _history(body: ResponsesRequest, store: ResponseStore | None, owner: str | N
         if store is None:
             reason = "responses are not stored on this server, send the whole input"
         raise BadRequest(
-            f"previous_response_id is {body.previous_response_id!r}; {reason}",
+            f"previous_response_id is {body.previous_response_id[:200]!r}; {reason}",
             param="previous_response_id",
             code="previous_response_not_found",
         )

@@ -42,7 +42,7 @@ def _store_of(http: Request) -> ResponseStore | None:
 def _stored(http: Request) -> Stored:
     response_id = http.path_params["response_id"]
     store = _store_of(http)
-    stored = store.get(response_id, caller_of(http).tenant) if store is not None else None
+    stored = store.get(response_id, caller_of(http).key) if store is not None else None
     if stored is None:
         raise BadRequest(
             f"the response {response_id!r} does not exist (any more); this server keeps responses "

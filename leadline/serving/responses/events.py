@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from leadline.serving.dialect import event
+from leadline.serving.events import event, json_line
 from leadline.serving.openai.logprobs import TokenLogprob
 from leadline.serving.responses.items import (
     CallItem,
@@ -17,7 +17,6 @@ from leadline.serving.responses.items import (
     delta_template,
 )
 from leadline.serving.responses.tools import ToolTable
-from leadline.serving.templates import json_text
 from leadline.text.chat import CallStart, Content, Delta, Reasoning
 
 
@@ -65,7 +64,7 @@ class OutputWriter:
         if isinstance(item, MessageItem) and logprobs:
             item.logprobs += logprobs
             return data + self._item_event(delta_payload(item, text, logprobs))
-        return data + self._template % (json_text(text), b"%d" % self._take_number())
+        return data + self._template % (json_line(text), b"%d" % self._take_number())
 
     def close(self, status: str) -> bytes:
         """End the open item as ``completed`` or ``incomplete``."""

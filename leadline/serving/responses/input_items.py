@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import msgspec
@@ -73,7 +74,7 @@ class _History:
                 logger.debug("%s: an item of type %s is skipped", where, kind)
             case _:
                 raise BadRequest(
-                    f"{where}.type is {kind!r}, which this server does not know",
+                    f"{where}.type is {brief(kind)}, which this server does not know",
                     param=f"{where}.type",
                 )
 
@@ -81,7 +82,7 @@ class _History:
         role = item.get("role")
         if role not in _ROLES:
             raise BadRequest(
-                f"{where}.role is {role!r}; choose one of {', '.join(_ROLES)}",
+                f"{where}.role is {brief(role)}; choose one of {', '.join(_ROLES)}",
                 param=f"{where}.role",
             )
         content = _texts(item.get("content"), f"{where}.content")
@@ -146,5 +147,5 @@ def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
             code="not_supported",
         )
     raise BadRequest(
-        f"{where}.type is {kind!r}; only text parts are supported", param=f"{where}.type"
+        f"{where}.type is {brief(kind)}; only text parts are supported", param=f"{where}.type"
     )

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from leadline.serving.events import BLANK, event_template
 from leadline.serving.openai.logprobs import TokenLogprob
 from leadline.serving.responses.tools import FreeFormInput, ToolTable
-from leadline.serving.templates import BLANK, event_template
 from leadline.text.chat import CallStart
 
 Payload = dict[str, Any]

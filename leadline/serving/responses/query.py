@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from reprlib import repr as brief
 from typing import Any
 
 from leadline.core.errors import BadRequest
-from leadline.serving.chat import ChatQuery
+from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import answer_format
 from leadline.serving.origin import Origin
 from leadline.serving.responses.input_items import input_messages
@@ -43,7 +44,7 @@ def responses_query(body: ResponsesRequest, items: Sequence[Any], tools: ToolTab
     """
     if body.truncation not in (None, "auto", "disabled"):
         raise BadRequest(
-            f"truncation is {body.truncation!r}; choose auto or disabled", param="truncation"
+            f"truncation is {brief(body.truncation)}; choose auto or disabled", param="truncation"
         )
     messages = input_messages(items)
     if body.instructions is not None:

@@ -46,7 +46,6 @@ class ResponsesRequest(Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     session_id: str | None = None

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from reprlib import repr as brief
 from typing import Any
 
 import msgspec
@@ -64,11 +65,13 @@ class ToolTable:
     ) -> None:
         kind = entry.get("type")
         if isinstance(kind, str) and _HOSTED.fullmatch(kind):
-            logger.warning("%s: hosted tools of type %s do not exist here, dropped", where, kind)
+            logger.warning(
+                "%s: hosted tools of type %s do not exist here, dropped", where, brief(kind)
+            )
             return
         if kind not in ("function", "custom", "namespace"):
             raise BadRequest(
-                f"{where}.type is {kind!r}; choose function, custom or namespace",
+                f"{where}.type is {brief(kind)}; choose function, custom or namespace",
                 param=f"{where}.type",
             )
         name = string(entry.get("name"), f"{where}.name")
@@ -87,7 +90,7 @@ class ToolTable:
         parameters = entry.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
             raise BadRequest(
-                f"{where}.parameters is {parameters!r}; it must be an object",
+                f"{where}.parameters is {brief(parameters)}; it must be an object",
                 param=f"{where}.parameters",
             )
         if kind == "custom":
@@ -140,7 +143,7 @@ def tool_choice(given: str | Mapping[str, Any] | None, *, parallel: bool) -> Too
         if isinstance(kind, str) and _HOSTED.fullmatch(kind):
             return ToolChoice(parallel=parallel)
     raise BadRequest(
-        f"tool_choice is {given!r}; it must be none, auto, required, a tool or allowed_tools",
+        f"tool_choice is {brief(given)}; it must be none, auto, required, a tool or allowed_tools",
         param="tool_choice",
     )
 

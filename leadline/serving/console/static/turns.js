@@ -47,10 +47,9 @@ export class AnswerTurn extends Turn {
     if (!choice) return;
     const { delta } = choice;
     const { message } = this;
-    if (delta.reasoning_content || delta.content || delta.tool_calls) {
-      this.#first ||= performance.now();
-    }
-    if (delta.reasoning_content) message.reasoning_content += delta.reasoning_content;
+    const thought = delta.reasoning_content ?? delta.reasoning; // by --reasoning-field
+    if (thought || delta.content || delta.tool_calls) this.#first ||= performance.now();
+    if (thought) message.reasoning_content += thought;
     if (delta.content) message.content += delta.content;
     for (const piece of delta.tool_calls ?? []) {
       const call = (message.tool_calls[piece.index] ??= { id: piece.id, type: "function", function: { name: "", arguments: "" } });

@@ -1,4 +1,4 @@
-"""How fast something has gone lately, to tell how long more of it will take. No torch."""
+"""How fast something has gone lately, to tell how long more of it will take."""
 
 from __future__ import annotations
 
