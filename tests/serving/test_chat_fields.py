@@ -148,6 +148,7 @@ def test_allowed_tools_narrow_the_choice_and_keep_the_prompt(rig: MakeRig) -> No
     assert narrow.constraint != wide.constraint
 
 
+@both_profiles
 def test_c30_reasoning_field_leaves_one_key(rig: MakeRig) -> None:
     """C30."""
     for setting, keys in (
@@ -304,6 +305,7 @@ def test_what_the_engine_needs_beside_sampling(rig: MakeRig) -> None:
     assert (request.thinking_budget.num_tokens, request.priority) == (50, -3)
 
 
+@both_profiles
 def test_c15_task_is_a_quick_instruction(rig: MakeRig) -> None:
     server = rig("A greeting")
     assert server.chat(task="title")["choices"][0]["message"]["content"] == "A greeting"
