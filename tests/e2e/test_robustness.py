@@ -32,7 +32,7 @@ NUM_TOKENS = 32
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ENDLESS: Body = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 CHAT: Body = {"messages": MESSAGES} | ENDLESS
-WORDY: Body = CHAT | {"logprobs": True, "top_logprobs": 500}
+WORDY: Body = CHAT | {"logprobs": True, "top_logprobs": 100}
 RAW: Body = {"prompt": "a"} | ENDLESS
 SMALL = ("--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "64")
 MAX_OPEN = 100
@@ -52,7 +52,7 @@ def sizes(short: int, long: int) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     # More connections than its soft limit of descriptors: it must raise that by itself.
-    flags = {"max-num-queued-reqs": MAX_OPEN, "stream-write-timeout": 1, "max-logprobs": 500}
+    flags = {"max-num-queued-reqs": MAX_OPEN, "stream-write-timeout": 1, "max-logprobs": 100}
     with running(*SMALL, *(f"--{k}={v}" for k, v in flags.items()), max_files=256) as server:
         asyncio.run(settle(server))
         yield server
@@ -285,7 +285,7 @@ def test_many_connections_are_kept_while_some_stream(served: Served, number: int
             httpx.AsyncClient(base_url=served.url, timeout=PATIENCE_SECONDS) as http,
             asyncio.TaskGroup() as tasks,
         ):
-            for _ in range(number // 25):
+            for _ in range(number // 50):
                 tasks.create_task(read_stream(http))
             assert (await http.get("/health")).status_code == 200
             await asyncio.gather(*(probe(*streams) for streams in idle))
@@ -324,7 +324,7 @@ def test_aborts_at_random_moments_leave_nothing_behind(served: Served, number: i
             raw = post("/v1/chat/completions", body)
             reader, writer = await connect(served, raw[: draw.choice([50, len(raw), len(raw)])])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reader.read(draw.randrange(1, 9000)), draw.random() / 20)
+                await asyncio.wait_for(reader.read(draw.randrange(1, 9000)), draw.expovariate(20))
             if draw.random() < 0.5:
                 reset(writer)
             writer.close()
