@@ -199,6 +199,8 @@ class ServerConfig:
             takes the checkpoint's base name.
         model_alias: further names, each as NAME=SERVED.
         max_request_bytes: largest request body.
+        scheduling_policy: ``fcfs`` serves who came first; with ``priority`` requests may name one,
+            smaller is earlier.
         request_timeout: seconds until an unfinished request ends; None is no limit.
         stream_write_timeout: seconds that a stream's reader may stand still.
         sse_keep_alive_interval: seconds of silence before a stream gets a comment line; 0 is off.
@@ -218,6 +220,7 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = ()
     model_alias: tuple[str, ...] = ()
     max_request_bytes: int = 64 * 2**20
+    scheduling_policy: str = "fcfs"
     request_timeout: float | None = None
     stream_write_timeout: float = 60.0
     sse_keep_alive_interval: float = 10.0
@@ -239,6 +242,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ConfigError(f"port is {self.port}; it must lie in 0..65535 (0 takes a free one)")
+        choice(self, "scheduling_policy", "fcfs", "priority")
         at_least(self, 1, "max_request_bytes")
         at_least(self, 0, "request_timeout", "stream_write_timeout", "sse_keep_alive_interval")
         at_least(self, 0, "drain_delay", "shutdown_timeout", "watchdog_timeout")

@@ -60,6 +60,7 @@ class Caller:
         request_id: what the ``X-Request-Id`` header and the log show.
         key: a name for the key of the request; empty without one.
         isolation: ``--cache-isolation``.
+        may_hurry: whether requests may name a priority (``--scheduling-policy``).
         rank: the data parallel rank that a header names.
         session_id: header ``X-Session-ID``.
         affinity: of the headers that name a session in other words.
@@ -69,6 +70,7 @@ class Caller:
     request_id: str
     key: str
     isolation: str
+    may_hurry: bool = False
     rank: int | None = None
     session_id: str | None = None
     affinity: str | None = None
@@ -203,6 +205,7 @@ def caller_of(http: Request) -> Caller:
         request_id=http.scope["state"]["request_id"],
         key=http.scope["state"]["key"],
         isolation=server.config.access.cache_isolation,
+        may_hurry=server.config.scheduling_policy == "priority",
         rank=_header_number(http, "X-data-parallel-rank", 0, server.model.num_ranks - 1),
         session_id=headers.get("x-session-id"),
         affinity=next((name for name in names if name), None),

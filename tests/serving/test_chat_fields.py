@@ -297,12 +297,20 @@ def test_item_74_ignored_end_tokens_are_counted(rig: MakeRig) -> None:
 
 
 def test_what_the_engine_needs_beside_sampling(rig: MakeRig) -> None:
-    server = rig("x")
+    server = rig("x", scheduling_policy="priority")
     server.chat(bad_words=["no"], thinking_token_budget=50, priority=-3)
     request = server.engine.requests[0]
     assert request.bad_token_ids
     assert request.thinking_budget is not None
     assert (request.thinking_budget.num_tokens, request.priority) == (50, -3)
+
+
+def test_a_priority_where_requests_keep_their_order_is_refused(rig: MakeRig) -> None:
+    server = rig("x")
+    body = {"messages": HELLO, "priority": -3}
+    reply = server.http.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "priority")
+    assert server.chat(priority=0)
 
 
 @both_profiles
