@@ -1,7 +1,9 @@
 """Which generating requests come in: reserved before any work, released whatever happens.
 
-The engine bounds sequences; this bounds requests, before their bodies are read and tokenised, so
-that a refusal costs milliseconds (serving-api 11, 12; R12).
+The engine bounds sequences; this bounds requests, before their bodies are decoded and tokenised,
+so that a refusal costs milliseconds (serving-api 11, 12; R12). A full server refuses before it
+reads a body, but a place is taken only with the body's end: clients that send half a request
+keep nobody out.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,9 +50,8 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
-    def reserve(self, limits: KeyLimits) -> Iterator[None]:
-        """A place for one request, for as long as the block runs.
+    def check(self, limits: KeyLimits) -> None:
+        """Look whether there is a place for one more request.
 
         Raises:
             EngineOverloaded: there is none, or the server shuts down.
@@ -64,6 +65,12 @@ class Admission:
                 "try again later",
                 retry_after=self._ends.seconds_for(1),
             )
+        limits.check(self.limiter.now())
+
+    @contextmanager
+    def reserve(self, limits: KeyLimits) -> Iterator[None]:
+        """A place for one request, for as long as the block runs; raises as ``check`` does."""
+        self.check(limits)
         limits.start(self.limiter.now())
         with self._place(limits):
             yield
@@ -121,9 +128,18 @@ class Admitted:
                 message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
+        place = ExitStack()
+
+        async def receive_and_reserve() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                place.enter_context(self._admission.reserve(limits))
+            return message
+
         try:
-            with self._admission.reserve(limits):
+            self._admission.check(limits)
+            with place:
                 _limits.set(limits)
-                await self._app(scope, receive, send_with_headers)
+                await self._app(scope, receive_and_reserve, send_with_headers)
         except (EngineOverloaded, RateLimited) as refusal:
             await error_response(refusal, scope)(scope, receive, send_with_headers)

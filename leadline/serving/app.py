@@ -24,6 +24,7 @@ from leadline.serving.console import console_routes
 from leadline.serving.context import ModelInfo, Server
 from leadline.serving.dialect import on_error
 from leadline.serving.middleware import NOTHING_SENT, Counted, Failures, RequestId
+from leadline.serving.openapi import openapi
 from leadline.serving.responses.store import ResponseStore
 from leadline.serving.routes import both, inference_routes
 from leadline.serving.tracing import TraceParent
@@ -69,6 +70,7 @@ def build_app(
             Route("/load", admin.load),
             Route("/metrics", admin.metrics),
             Route("/server_info", admin.server_info),
+            Route("/openapi.json", openapi),
             *(_admin_routes() if access.enable_admin_endpoints else ()),
             *console_routes(),
         ],

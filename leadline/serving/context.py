@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 
 from leadline.config.server import ServerConfig
-from leadline.core.client import EngineClient
+from leadline.core.client import EngineClient, EngineStats
 from leadline.core.errors import BadRequest, ConfigError, prompt_too_long
 from leadline.core.request import EngineRequest
 from leadline.serving.access import KeyRing
@@ -132,6 +133,17 @@ class Server:
         self.metrics = ServingMetrics(self.model_names[0], telemetry.metrics_prefix)
         endpoint = telemetry.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint)
+        self._stats: asyncio.Task[EngineStats] | None = None
+
+    async def stats(self) -> EngineStats:
+        """The engine's; whoever asks meanwhile gets the same answer, so that probes cost no steps.
+
+        Raises:
+            EngineDead: the engine process has ended.
+        """
+        if self._stats is None or self._stats.done():
+            self._stats = asyncio.create_task(self.client.stats())
+        return await asyncio.shield(self._stats)
 
     def record(self, request: EngineRequest, log_id: str) -> RequestRecord:
         """Start the clock of a request that is about to be submitted."""

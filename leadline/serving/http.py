@@ -13,15 +13,18 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from leadline.config.server import ServerConfig, TlsConfig
 
 logger = logging.getLogger(__name__)
 
-# A request's line and headers: bytes, and seconds until they are complete.
+# A request's line and headers: bytes, and seconds until they are complete. As many bytes may
+# come between two pieces of a body.
 _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0
+# Requests that wait on one connection for the answer to an earlier one.
+_MAX_PIPELINED = 100
 # Longer than clients keep idle connections (httpx: 5 s), so that they close them first.
 _KEEP_ALIVE_SECONDS = 75
 # Of the kernel, per connection.
@@ -84,7 +87,9 @@ class GuardedProtocol(HttpToolsProtocol):
     config: HttpConfig
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    # Since the last head or piece of a body: heads, and what frames bodies.
+    _num_loose_bytes = 0
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -93,26 +98,47 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         self._end_stall()
+        # uvicorn tells the request that came last, which may wait behind this one.
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._num_loose_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self.transport.write(
-                    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-                    b"content-length: 0\r\nconnection: close\r\n\r\n"
-                )
-                self.transport.close()
+        if self._num_loose_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+                b"content-length: 0\r\nconnection: close\r\n\r\n"
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(msg), msg.encode())
+        )
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) > _MAX_PIPELINED:
+            raise OverflowError(f"more than {_MAX_PIPELINED} requests wait")  # ends in a refusal
         super().on_message_begin()
         self._start_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers are dropped: nobody reads them, and they have no bound."""
+        if self._head_timer is not None:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._end_head()
+        self._num_loose_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_loose_bytes = 0
+        super().on_body(body)
 
     def pause_writing(self) -> None:
         """The reader is behind; its request is aborted unless it catches up (C48)."""
@@ -125,9 +151,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self._end_stall()
         super().resume_writing()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, answer: bytes) -> None:
+        """Close the connection; with an answer unless one to an earlier request runs."""
+        if self._answering is None or self._answering.response_complete:
+            self.transport.write(answer)
+            self.transport.close()
+        else:
+            self._answering.disconnected = True  # before it writes to what is closed
+            self.transport.abort()
+
     def _start_head(self) -> None:
         self._end_head()
-        self._head_bytes = 0
         self._head_timer = self.loop.call_later(_HEAD_SECONDS, self._head_is_late)
 
     def _head_is_late(self) -> None:

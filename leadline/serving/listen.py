@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +19,20 @@ from leadline.serving.context import Server
 
 logger = logging.getLogger(__name__)
 
+# Of file descriptors, one a connection: shells often give 1,024.
+_MAX_FILES = 65_536
+
 
 @contextmanager
 def bind(config: ServerConfig) -> Iterator[socket.socket]:
     """A socket that holds the address for as long as the block runs.
 
+    The process may then have as many connections as the system allows it.
+
     Raises:
         ConfigError: the address cannot be had.
     """
+    _raise_file_limit()
     try:
         listener = _bind_port(config) if config.uds is None else _bind_unix(config.uds)
     except OSError as error:
@@ -53,6 +60,13 @@ def _bind_port(config: ServerConfig) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -68,8 +68,8 @@ class KeyLimits:
             if limit is not None:
                 self.buckets[name] = Bucket(limit, now)
 
-    def start(self, now: float) -> None:
-        """Take one more request off the allowance.
+    def check(self, now: float) -> None:
+        """Look whether one more request may start.
 
         Raises:
             RateLimited: there is no room for it.
@@ -88,6 +88,10 @@ class KeyLimits:
                     f"this key has used its {bucket.per_minute} {name} a minute",
                     retry_after=bucket.seconds_until(1),
                 )
+
+    def start(self, now: float) -> None:
+        """Take one more request off the allowance; raises as ``check`` does."""
+        self.check(now)
         if "requests" in self.buckets:
             self.buckets["requests"].level -= 1
 

@@ -20,6 +20,7 @@ from leadline.config.server import ServerConfig
 from leadline.serving.app import build_app
 from leadline.text.tokenizer import Tokenizer
 from tests.serving.conftest import HELLO, MODEL_INFO, MakeRig, Rig
+from tests.serving.test_body import exchange
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": HELLO, "thinking": {"type": "disabled"}}
@@ -95,6 +96,23 @@ def test_r12_a_thousand_requests_at_once_leave_eight_open(rig: MakeRig) -> None:
 
     asyncio.run(run())
     assert len(server.engine.requests) == 8
+
+
+def test_half_sent_bodies_keep_nobody_out(rig: MakeRig) -> None:
+    server = bounded(rig("ab"), 1, max_concurrency_per_key=1)
+
+    async def run() -> None:
+        half = [asyncio.create_task(exchange(server, CHAT, [b"{"], is_whole=False)) for _ in "ab"]
+        await asyncio.sleep(0)
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert (await http.post(CHAT, json=BODY)).status_code == 200
+        assert not any(task.done() for task in half)
+        for task in half:
+            task.cancel()
+        await asyncio.wait(half)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from leadline.config.args import from_values
 from leadline.config.server import ServerConfig
 from leadline.serving import http as http_module
 from leadline.serving.http import HttpConfig, HttpServer, refresh_certificates
-from tests.serving.conftest import MakeRig
+from tests.serving.conftest import MakeRig, Rig
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -189,6 +189,93 @@ def test_a_head_without_end_is_cut_off(rig: MakeRig, piece: bytes) -> None:
             writer.close()
 
     run(test)
+
+
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "piece"),
+    [
+        (CHUNKED + b"0\r\n", b"x-a: b\r\n"),
+        (CHUNKED + b"0\r\nx-a: ", b"b"),
+        (CHUNKED + b"1;", b"b"),
+        (b"", b"\r\n"),
+    ],
+    ids=["trailers", "one trailer", "a chunk's extension", "blank lines"],
+)
+def test_what_carries_nothing_and_has_no_end_is_cut_off(
+    rig: MakeRig, sent: bytes, piece: bytes
+) -> None:
+    async def test() -> None:
+        async with listening(rig("a").app) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent + piece * (2**20 // len(piece)))
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+    run(test)
+
+
+def test_requests_that_pile_up_on_a_connection_end_it(rig: MakeRig) -> None:
+    async def test() -> None:
+        async with listening(rig("a").app) as port:
+            with contextlib.suppress(ConnectionError):
+                said = await talk(port, HEALTH * 5000)
+                assert said.count(b"HTTP/1.1 200") < 5000
+
+    run(test)
+
+
+def test_trailers_are_no_headers() -> None:
+    async def show(http: Request) -> Response:
+        await http.body()
+        return JSONResponse({"names": http.headers.keys()})
+
+    async def test() -> None:
+        app = Starlette(routes=[Route("/tokenize", show, methods=["POST"])])
+        async with listening(app) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CHUNKED + b"0\r\nx-api-key: k\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            assert b"x-api-key" not in await reader.readuntil(b"}")
+            writer.close()
+
+    run(test)
+
+
+def stream(server: Rig) -> bytes:
+    """A request whose answer begins, and ends when the gate of its engine opens."""
+    server.engine.gate = asyncio.Event()
+    body = b'{"prompt": "a", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+@pytest.mark.parametrize(
+    "behind", [b"no HTTP\r\n\r\n", b"", HEALTH], ids=["nonsense", "end", "more"]
+)
+def test_c49_an_answer_ends_with_its_connection_whatever_was_sent_behind_its_request(
+    rig: MakeRig, behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = rig("ab", sse_keep_alive_interval=0.01)  # a lost client shows when it is written to
+
+    async def test() -> None:
+        async with listening(server.app) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(stream(server))
+            await reader.readuntil(b"data: ")
+            writer.write(behind)
+            if behind.startswith(b"no"):
+                with contextlib.suppress(ConnectionError):
+                    assert b"HTTP/1.1" not in await reader.read()
+            writer.close()
+            while not server.engine.aborted:
+                await asyncio.sleep(0.001)
+
+    run(test)
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ CONSOLE_PATHS = frozenset(_FILES)
 
 def console_routes() -> list[Route]:
     """``/`` and the files that it uses, ``CONSOLE_PATHS``: they need no key, the API does."""
-    return [Route(path, _serve(name)) for path, name in _FILES.items()]
+    return [Route(path, _serve(name), include_in_schema=False) for path, name in _FILES.items()]
 
 
 def _serve(name: str) -> Callable[[Request], Awaitable[Response]]:

@@ -18,7 +18,7 @@ from leadline.serving.openai.schema import ChatRequest
 from leadline.serving.sampling import check_token_ids
 
 
-class _TokenizeRequest(Struct):
+class TokenizeRequest(Struct):
     """A raw prompt; with ``messages`` the body is a chat's."""
 
     model: str | None = None
@@ -28,19 +28,25 @@ class _TokenizeRequest(Struct):
     return_token_strs: bool | None = None
 
 
-class _Tokens(Struct):
+class Tokens(Struct):
+    """Ids of a prompt."""
+
     count: int
     max_model_len: int
     tokens: tuple[int, ...]
     token_strs: list[str] | None
 
 
-class _DetokenizeRequest(Struct):
+class DetokenizeRequest(Struct):
+    """Ids whose text is asked for."""
+
     tokens: list[int]
     model: str | None = None
 
 
-class _Text(Struct):
+class Text(Struct):
+    """Text of ids."""
+
     prompt: str
 
 
@@ -54,8 +60,8 @@ async def detokenize(http: Request) -> Response:
     return await reply(http, _detokenize)
 
 
-def _tokenize(server: Server, raw: bytes, caller: Caller) -> _Tokens:
-    body = decode_body(raw, _TokenizeRequest)
+def _tokenize(server: Server, raw: bytes, caller: Caller) -> Tokens:
+    body = decode_body(raw, TokenizeRequest)
     if body.messages is not None:
         query = chat_query(decode_body(raw, ChatRequest))
         _, chat_prompt = encode_query(server, query, caller)
@@ -70,11 +76,11 @@ def _tokenize(server: Server, raw: bytes, caller: Caller) -> _Tokens:
     strings = None
     if body.return_token_strs:
         strings = [server.tokenizer.decode((token_id,)) for token_id in token_ids]
-    return _Tokens(len(token_ids), server.model.max_model_len, token_ids, strings)
+    return Tokens(len(token_ids), server.model.max_model_len, token_ids, strings)
 
 
-def _detokenize(server: Server, raw: bytes, _caller: Caller) -> _Text:
-    body = decode_body(raw, _DetokenizeRequest)
+def _detokenize(server: Server, raw: bytes, _caller: Caller) -> Text:
+    body = decode_body(raw, DetokenizeRequest)
     server.resolve_model(body.model)
     check_token_ids(server, body.tokens, param="tokens")
-    return _Text(server.tokenizer.decode(body.tokens))
+    return Text(server.tokenizer.decode(body.tokens))
