@@ -98,10 +98,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         self._end_stall()
-        # uvicorn tells the request that came last, which may wait behind this one.
-        if self._answering is not None:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
+        self._hang_up()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -155,14 +152,24 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answering = cycle
         super()._start_asgi_task(cycle, app)
 
+    def _hang_up(self) -> None:
+        """Tell what is being answered that nobody listens.
+
+        uvicorn tells the request that came last, which may still wait behind that one.
+        """
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
     def _refuse(self, answer: bytes) -> None:
-        """Close the connection; with an answer unless one to an earlier request runs."""
-        if self._answering is None or self._answering.response_complete:
+        """Close the connection, with an answer unless that would cut into another one."""
+        running = self._answering
+        self._hang_up()  # before it writes to what is closed
+        if running is not None and running.response_started and not running.response_complete:
+            self.transport.abort()
+        else:
             self.transport.write(answer)
             self.transport.close()
-        else:
-            self._answering.disconnected = True  # before it writes to what is closed
-            self.transport.abort()
 
     def _start_head(self) -> None:
         self._end_head()

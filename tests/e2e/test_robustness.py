@@ -372,7 +372,7 @@ def test_item_92_streams_hear_of_a_killed_engine_and_the_server_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "num_streams"), [(1, 8), pytest.param(10, 64, marks=pytest.mark.slow)]
+    ("times", "num_streams"), [(1, 8), pytest.param(3, 64, marks=pytest.mark.slow)]
 )
 def test_item_92_a_killed_engine_is_replaced(times: int, num_streams: int) -> None:
     with running(*SMALL, "--auto-restart") as server:

@@ -60,7 +60,7 @@ async def talk(port: int, data: bytes) -> bytes:
     try:
         return await reader.read()
     finally:
-        writer.close()
+        writer.transport.abort()  # the rest of ``data`` may never be taken
 
 
 def test_item_93_a_thousand_requests_on_one_connection(rig: MakeRig) -> None:
@@ -213,7 +213,7 @@ def test_what_carries_nothing_and_has_no_end_is_cut_off(
             writer.write(sent + piece * (2**20 // len(piece)))
             with contextlib.suppress(ConnectionError):
                 await reader.read()
-            writer.close()
+            writer.transport.abort()
 
     run(test)
 
@@ -224,6 +224,14 @@ def test_requests_that_pile_up_on_a_connection_end_it(rig: MakeRig) -> None:
             with contextlib.suppress(ConnectionError):
                 said = await talk(port, HEALTH * 5000)
                 assert said.count(b"HTTP/1.1 200") < 5000
+
+    run(test)
+
+
+def test_a_body_that_is_no_http_is_400(rig: MakeRig) -> None:
+    async def test() -> None:
+        async with listening(rig("a").app) as port:
+            assert (await talk(port, CHUNKED + b"zz\r\n")).startswith(b"HTTP/1.1 400")
 
     run(test)
 
