@@ -62,7 +62,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["generate", "a", "b"], "unexpected argument 'b': one is taken, a prompt"),
         (["generate", "a", "--model", "./nowhere"], "model is './nowhere', which is neither"),
         (["completion", "sh"], "completion is for bash, zsh, "),
-        (["serve", "--ssl-keyfile", "k"], "ssl_keyfile is given without its ssl_certfile"),
+        (["serve", "--ssl-keyfile", "k"], "ssl_keyfile is given without ssl_certfile"),
         (["serve", "--port", "0", "--ssl-certfile", "nowhere"], "the certificate or its key"),
         (["inspect", "./nowhere"], "'./nowhere' is neither a folder nor a preset"),
         (["inspect", "--memory", "much"], "memory: 'much' is not a whole number"),

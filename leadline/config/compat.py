@@ -68,8 +68,8 @@ VALUES = {
     "tokenizer_mode": "the checkpoint's tokenizer.json is used",
     "uvicorn_log_level": "--log-level is for everything",
 }
-# setting -> (short form, the only value, what another value would need)
-FIXED = {
+# setting -> (short form or None, the only value, what another value would need)
+FIXED: dict[str, tuple[str | None, int | str, str]] = {
     "tensor_parallel_size": ("-tp", 1, "tensor parallelism"),
     "pipeline_parallel_size": ("-pp", 1, "pipeline parallelism"),
     "data_parallel_size": ("-dp", 1, "data parallelism"),
@@ -79,6 +79,7 @@ FIXED = {
     "nnodes": ("-n", 1, "an engine over several machines"),
     "node_rank": ("-r", 0, "an engine over several machines"),
     "api_server_count": ("-asc", 1, "several API processes"),
+    "logprobs_mode": (None, "raw_logprobs", "another kind of log-probability"),
 }
 # setting -> what it asks for
 MISSING = {
@@ -103,8 +104,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(_flag(name), help=argparse.SUPPRESS)
     for name in MISSING:
         parser.add_argument(_flag(name), nargs="?", const=True, help=argparse.SUPPRESS)
-    for name, (short, _, _) in FIXED.items():
-        parser.add_argument(short, _flag(name), type=int, help=argparse.SUPPRESS, dest=name)
+    for name, (short, only, _) in FIXED.items():
+        flags = [flag for flag in (short, _flag(name)) if flag is not None]
+        parser.add_argument(*flags, type=type(only), help=argparse.SUPPRESS, dest=name)
 
 
 def settle(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
+from leadline.config.checks import at_least, choice
 from leadline.core.errors import ConfigError
 
 
@@ -48,9 +49,9 @@ class CacheConfig:
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization is {share!r}; it must lie in (0, 1]")
-        _integers(self, 1, "kv_cache_memory_bytes", "block_size")
-        _integers(self, 1, "swa_replay_length")
-        _integers(self, 0, "snapshot_interval", "hot_slots")
+        at_least(self, 1, "kv_cache_memory_bytes", "block_size")
+        at_least(self, 1, "swa_replay_length")
+        at_least(self, 0, "snapshot_interval", "hot_slots")
         share = self.snapshot_memory_fraction
         if not isinstance(share, (int, float)) or not 0 <= share < 1:
             raise ConfigError(f"snapshot_memory_fraction is {share!r}; it must lie in [0, 1)")
@@ -90,7 +91,7 @@ class SchedulerConfig:
     rows_per_decode: int = 6
 
     def __post_init__(self) -> None:
-        _integers(
+        at_least(
             self,
             1,
             "max_num_batched_tokens",
@@ -100,7 +101,7 @@ class SchedulerConfig:
             "long_prefill_threshold",
             "rows_per_decode",
         )
-        _integers(self, 0, "max_bypass", "max_num_queued_reqs", "max_num_queued_tokens")
+        at_least(self, 0, "max_bypass", "max_num_queued_reqs", "max_num_queued_tokens")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
@@ -148,28 +149,12 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     def __post_init__(self) -> None:
-        _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
-        _choice("device", self.device, ("auto", "cpu", "cuda"))
-        _choice("load_format", self.load_format, ("auto", "safetensors", "dummy"))
+        choice(self, "dtype", "auto", "float32", "bfloat16", "float64")
+        choice(self, "device", "auto", "cpu", "cuda")
+        choice(self, "load_format", "auto", "safetensors", "dummy")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"model is {self.model!r}; name a checkpoint folder, a hub id or a preset"
             )
-        _integers(self, 2, "max_model_len")  # one token of prompt, one of answer
-        _integers(self, -(2**63), "seed")
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
-
-
-def _integers(config: object, low: int, *names: str) -> None:
-    """Every named field is an integer from ``low`` on, or None where None is its default."""
-    defaults = {field.name: field.default for field in fields(config)}  # type: ignore[arg-type]
-    for name in names:
-        value = getattr(config, name)
-        if value is None and defaults[name] is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ConfigError(f"{name} is {value!r}; it must be an integer of at least {low}")
+        at_least(self, 2, "max_model_len")  # one token of prompt, one of answer
+        at_least(self, -(2**63), "seed")

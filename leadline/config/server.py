@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from leadline.config.checks import at_least, choice
 from leadline.core.errors import ConfigError
 
 # Marks fields whose values are shown to nobody, in ``--print-config`` either.
@@ -61,15 +62,15 @@ class ChatConfig:
     enable_responses_store: bool = False
 
     def __post_init__(self) -> None:
-        _choice(self, "effort_profile", "auto", "v4-preview", "v4", "v41")
-        _choice(self, "v4_inline_system", "hoist", "reminder")
-        _choice(self, "tool_strict_level", "auto", "function", "parameter")
-        _choice(self, "reasoning_field", "both", "reasoning_content", "reasoning")
-        _choice(self, "sampling_policy", "honour", "deepseek")
+        choice(self, "effort_profile", "auto", "v4-preview", "v4", "v41")
+        choice(self, "v4_inline_system", "hoist", "reminder")
+        choice(self, "tool_strict_level", "auto", "function", "parameter")
+        choice(self, "reasoning_field", "both", "reasoning_content", "reasoning")
+        choice(self, "sampling_policy", "honour", "deepseek")
         if not self.default_max_tokens.isdecimal():
-            _choice(self, "default_max_tokens", "deepseek", "remaining")
-        _at_least(self, -1, "max_logprobs")
-        _at_least(self, 1, "stream_interval")
+            choice(self, "default_max_tokens", "deepseek", "remaining")
+        at_least(self, -1, "max_logprobs")
+        at_least(self, 1, "stream_interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,8 @@ class AccessConfig:
     allow_credentials: bool = False
 
     def __post_init__(self) -> None:
-        _choice(self, "cache_isolation", "none", "api-key", "user")
-        _at_least(self, 1, "rate_limit_rpm", "rate_limit_tpm", "max_concurrency_per_key")
+        choice(self, "cache_isolation", "none", "api-key", "user")
+        at_least(self, 1, "rate_limit_rpm", "rate_limit_tpm", "max_concurrency_per_key")
         if not all(key.strip() for key in self.api_key):
             raise ConfigError("an api_key is empty: requests without a key would fit it")
         if self.enable_admin_endpoints and not self.admin_api_key:
@@ -140,6 +141,18 @@ class TlsConfig:
     ssl_ciphers: str | None = None
     enable_ssl_refresh: bool = False
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if self.ssl_certfile is None and getattr(self, f.name) != f.default:
+                raise ConfigError(f"{f.name} is given without ssl_certfile, which turns TLS on")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs is {self.ssl_cert_reqs!r}; it must be 0, 1 or 2")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(
+                f"ssl_cert_reqs is {self.ssl_cert_reqs} without ssl_ca_certs: no certificate of a "
+                "client could be trusted"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
@@ -162,8 +175,8 @@ class TelemetryConfig:
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        _choice(self, "log_level", "debug", "info", "warning", "error")
-        _choice(self, "log_format", "text", "json")
+        choice(self, "log_level", "debug", "info", "warning", "error")
+        choice(self, "log_format", "text", "json")
         if not _METRICS_PREFIX.fullmatch(self.metrics_prefix):
             raise ConfigError(
                 f"metrics_prefix is {self.metrics_prefix!r}; it takes letters, digits, _ and :, "
@@ -186,6 +199,8 @@ class ServerConfig:
             takes the checkpoint's base name.
         model_alias: further names, each as NAME=SERVED.
         max_request_bytes: largest request body.
+        scheduling_policy: ``fcfs`` serves who came first; with ``priority`` requests may name one,
+            smaller is earlier.
         request_timeout: seconds until an unfinished request ends; None is no limit.
         stream_write_timeout: seconds that a stream's reader may stand still.
         sse_keep_alive_interval: seconds of silence before a stream gets a comment line; 0 is off.
@@ -205,6 +220,7 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = ()
     model_alias: tuple[str, ...] = ()
     max_request_bytes: int = 64 * 2**20
+    scheduling_policy: str = "fcfs"
     request_timeout: float | None = None
     stream_write_timeout: float = 60.0
     sse_keep_alive_interval: float = 10.0
@@ -226,14 +242,13 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ConfigError(f"port is {self.port}; it must lie in 0..65535 (0 takes a free one)")
-        _at_least(self, 1, "max_request_bytes")
-        _at_least(self, 0, "request_timeout", "stream_write_timeout", "sse_keep_alive_interval")
-        _at_least(self, 0, "drain_delay", "shutdown_timeout", "watchdog_timeout")
+        choice(self, "scheduling_policy", "fcfs", "priority")
+        at_least(self, 1, "max_request_bytes")
+        at_least(self, 0, "request_timeout", "stream_write_timeout", "sse_keep_alive_interval")
+        at_least(self, 0, "drain_delay", "shutdown_timeout", "watchdog_timeout")
         for alias in self.model_alias:
             if "=" not in alias:
                 raise ConfigError(f"model_alias is {alias!r}; write NAME=SERVED")
-        if self.tls.ssl_certfile is None and self.tls.ssl_keyfile is not None:
-            raise ConfigError("ssl_keyfile is given without its ssl_certfile")
 
 
 def shown(config: Any) -> dict[str, Any]:
@@ -247,19 +262,3 @@ def shown(config: Any) -> dict[str, Any]:
             value = "***"
         values[f.name] = value
     return values
-
-
-def _choice(config: object, name: str, *choices: str) -> None:
-    value = getattr(config, name)
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
-
-
-def _at_least(config: object, low: float, *names: str) -> None:
-    """Every named field is at least ``low``, or None where None is its default."""
-    defaults = {f.name: f.default for f in fields(config)}  # type: ignore[arg-type]
-    for name in names:
-        value = getattr(config, name)
-        if (value is None and defaults[name] is None) or (value is not None and value >= low):
-            continue
-        raise ConfigError(f"{name} is {value!r}; it must be at least {low:g}")

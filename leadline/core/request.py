@@ -84,6 +84,10 @@ class ThinkingBudget:
     end_id: int
 
 
+# Entries of one list of ids or words: the sampler looks at each of them at every step.
+MAX_LISTED = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn and when a request ends; names, domains and defaults as vLLM's.
@@ -142,6 +146,8 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         _check_number(self, "temperature", 0.0, 2.0)
         _check_number(self, "top_p", 0.0, 1.0, exclusive_low=True)
         _check_number(self, "min_p", 0.0, 1.0)
@@ -165,6 +171,11 @@ class SamplingParams:
             )
         if len(self.stop) > 16 or any(not s for s in self.stop):
             raise BadRequest("stop takes at most 16 strings, none of them empty", param="stop")
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "bad_words"):
+            if (count := len(getattr(self, name) or ())) > MAX_LISTED:
+                raise BadRequest(
+                    f"{name} has {count} entries; at most {MAX_LISTED} are allowed", param=name
+                )
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
                 raise BadRequest(

@@ -150,9 +150,9 @@ class AsyncEngine:
         if not self._streams:
             self._last_news = self._loop.time()
         stream = self._streams[request.request_id] = _Stream()
-        self._link.send(Submit(request))
         has_ended = False
         try:
+            self._link.send(Submit(request))
             while not has_ended:
                 try:
                     output = await stream.get()
@@ -210,8 +210,8 @@ class AsyncEngine:
         """Send a message and wait for the ``Reply`` with its id."""
         self._check_alive()
         answer = self._calls[call_id] = self._loop.create_future()
-        self._link.send(message)
         try:
+            self._link.send(message)
             return await answer
         finally:
             del self._calls[call_id]

@@ -105,7 +105,7 @@ class GrammarCompiler:
     def _probe(self, grammar: str) -> str:
         """What a probe says; each thread takes one of its own.
 
-        The one that is left last waits for the next grammar: another costs a second, or 150 MB.
+        One is kept for the next grammar: a new one takes a second to start, and each 150 MB.
         """
         probe = self._take_probe()
         error = probe.check(grammar)

@@ -1,6 +1,6 @@
 """A running engine process, seen from the client: its pipe, and its end. No torch here.
 
-Two threads keep the pipe moving, so that neither a long step nor a long prompt blocks the event
+Two threads keep the pipe moving, so that neither a long step nor a full pipe blocks the event
 loop: one sends, one receives and hands every message to the loop.
 """
 
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from leadline.config.engine import EngineConfig
@@ -46,7 +47,7 @@ class EngineLink:
         self._connection = connection
         self._on_message, self._on_end = on_message, on_end
         self._loop = asyncio.get_running_loop()
-        self._outbox: queue.SimpleQueue[object | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, daemon=True)
         self._receiver = threading.Thread(target=self._receive_all, daemon=True)
         self._sender.start()
@@ -95,8 +96,12 @@ class EngineLink:
         return self._process.pid
 
     def send(self, message: object) -> None:
-        """Put a message into the pipe; dropped when the process has ended."""
-        self._outbox.put(message)
+        """Put a message into the pipe; dropped when the process has ended.
+
+        Raises:
+            Exception: it holds something that cannot be pickled; nothing was sent.
+        """
+        self._outbox.put(ForkingPickler.dumps(message))
 
     async def stop(self) -> None:
         """End the process, if it has not ended itself, and the threads. May be called twice."""
@@ -111,7 +116,7 @@ class EngineLink:
         """Sender thread: the outbox into the pipe, until None or the pipe breaks."""
         with contextlib.suppress(OSError):  # the receiver tells of the end
             while (message := self._outbox.get()) is not None:
-                self._connection.send(message)
+                self._connection.send_bytes(message)
 
     def _receive_all(self) -> None:
         """Receiver thread: messages to the event loop, until the process has ended."""

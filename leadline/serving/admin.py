@@ -22,7 +22,7 @@ async def health(http: Request) -> Response:
     is_well = False
     if not server.admission.is_draining:  # load balancers need not wait for a step to hear that
         with contextlib.suppress(EngineDead):
-            stats = await server.client.stats()
+            stats = await server.stats()
             is_well = stats.stalled_seconds <= server.config.watchdog_timeout
     return Response(status_code=200 if is_well else 503)
 
@@ -55,14 +55,14 @@ async def metrics(http: Request) -> Response:
     server = server_of(http)
     stats: EngineStats | None = None
     with contextlib.suppress(EngineDead):  # what this process counted is still true
-        stats = await server.client.stats()
+        stats = await server.stats()
     return Response(server.metrics.exposition(stats), media_type="text/plain; version=0.0.4")
 
 
 async def server_info(http: Request) -> Response:
     """The settings, without secrets, and what they came to."""
     server = server_of(http)
-    stats = await server.client.stats()
+    stats = await server.stats()
     return JSONResponse(
         {
             "version": __version__,

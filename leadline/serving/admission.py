@@ -57,6 +57,10 @@ class Admission:
             EngineOverloaded: there is none, or the server shuts down.
             RateLimited: the key has used its share.
         """
+        self._check_room()
+        limits.check(self.limiter.now())
+
+    def _check_room(self) -> None:
         if self.is_draining:
             raise EngineOverloaded("the server is shutting down", code="shutting_down")
         if self._max_open and self.num_open >= self._max_open:
@@ -65,12 +69,11 @@ class Admission:
                 "try again later",
                 retry_after=self._ends.seconds_for(1),
             )
-        limits.check(self.limiter.now())
 
     @contextmanager
     def reserve(self, limits: KeyLimits) -> Iterator[None]:
         """A place for one request, for as long as the block runs; raises as ``check`` does."""
-        self.check(limits)
+        self._check_room()
         limits.start(self.limiter.now())
         with self._place(limits):
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 
 from leadline.config.server import ServerConfig
-from leadline.core.client import EngineClient
+from leadline.core.client import EngineClient, EngineStats
 from leadline.core.errors import BadRequest, ConfigError, prompt_too_long
 from leadline.core.request import EngineRequest
 from leadline.serving.access import KeyRing
@@ -59,6 +60,7 @@ class Caller:
         request_id: what the ``X-Request-Id`` header and the log show.
         key: a name for the key of the request; empty without one.
         isolation: ``--cache-isolation``.
+        may_hurry: whether requests may name a priority (``--scheduling-policy``).
         rank: the data parallel rank that a header names.
         session_id: header ``X-Session-ID``.
         affinity: of the headers that name a session in other words.
@@ -68,6 +70,7 @@ class Caller:
     request_id: str
     key: str
     isolation: str
+    may_hurry: bool = False
     rank: int | None = None
     session_id: str | None = None
     affinity: str | None = None
@@ -132,6 +135,17 @@ class Server:
         self.metrics = ServingMetrics(self.model_names[0], telemetry.metrics_prefix)
         endpoint = telemetry.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint)
+        self._stats: asyncio.Task[EngineStats] | None = None
+
+    async def stats(self) -> EngineStats:
+        """The engine's; whoever asks meanwhile gets the same answer, so that probes cost no steps.
+
+        Raises:
+            EngineDead: the engine process has ended.
+        """
+        if self._stats is None or self._stats.done():
+            self._stats = asyncio.create_task(self.client.stats())
+        return await asyncio.shield(self._stats)
 
     def record(self, request: EngineRequest, log_id: str) -> RequestRecord:
         """Start the clock of a request that is about to be submitted."""
@@ -191,6 +205,7 @@ def caller_of(http: Request) -> Caller:
         request_id=http.scope["state"]["request_id"],
         key=http.scope["state"]["key"],
         isolation=server.config.access.cache_isolation,
+        may_hurry=server.config.scheduling_policy == "priority",
         rank=_header_number(http, "X-data-parallel-rank", 0, server.model.num_ranks - 1),
         session_id=headers.get("x-session-id"),
         affinity=next((name for name in names if name), None),

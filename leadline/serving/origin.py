@@ -61,7 +61,16 @@ class Origin:
         """What the engine is asked for, under an id of its own (C56).
 
         Answers are called by it too, so that a line of the log leads to its answer.
+
+        Raises:
+            BadRequest: a priority where the server takes none (serving-api 5.1).
         """
+        if self.priority and not caller.may_hurry:
+            raise BadRequest(
+                f"priority is {self.priority}, but this server serves requests in their order; "
+                "leave it out, or start the server with --scheduling-policy priority",
+                param="priority",
+            )
         return EngineRequest(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=prompt_token_ids,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -180,6 +181,14 @@ def test_a_bad_request_is_refused_by_submit_itself(process: Process) -> None:
         await stream.aclose()
 
     process.run(go())
+
+
+def test_a_request_that_cannot_be_pickled_harms_nobody_else(process: Process) -> None:
+    odd: Any = request("odd", [20], 5)
+    with pytest.raises(Exception, match="pickle"):
+        process.run(collect(process.engine.submit(dataclasses.replace(odd, session_key=lambda: 0))))
+    odd = request("odd", [20], 5, logit_bias=MappingProxyType({}))
+    assert tokens_of(process.run(collect(process.engine.submit(odd)))) == expected_tokens([20], 5)
 
 
 def test_a_failed_step_reaches_its_stream_as_an_error_output(process: Process) -> None:

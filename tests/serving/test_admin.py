@@ -208,3 +208,26 @@ def test_c56_two_requests_of_one_id_both_finish(rig: MakeRig) -> None:
     asyncio.run(both())
     first, second = server.engine.requests
     assert first.request_id != second.request_id
+
+
+def test_probes_that_come_together_ask_the_engine_once(rig: MakeRig) -> None:
+    server = rig("")
+    num_asked = 0
+
+    async def stats() -> EngineStats:
+        nonlocal num_asked
+        num_asked += 1
+        for _ in range(100):  # turns of the loop
+            await asyncio.sleep(0)
+        return EngineStats()
+
+    server.engine.stats = stats  # type: ignore[method-assign]
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            replies = await asyncio.gather(*(http.get("/health") for _ in range(20)))
+            return [reply.status_code for reply in replies]
+
+    assert asyncio.run(ask()) == [200] * 20
+    assert num_asked == 1

@@ -66,6 +66,7 @@ def test_prompt_is_what_the_encoder_renders(rig: MakeRig) -> None:
     )
 
 
+@both_profiles
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_c46_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")
@@ -87,10 +88,12 @@ def test_c46_usage_counts_prompt_cache_and_answer(rig: MakeRig, stream: bool) ->
     assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == num_prompt
 
 
+@both_profiles
 def test_c46_stream_without_include_usage_has_no_usage(rig: MakeRig) -> None:
     assert all("usage" not in chunk for chunk in rig("a</think>b").stream())
 
 
+@both_profiles
 def test_item_86_continuous_usage_never_falls_and_ends_at_the_final_count(rig: MakeRig) -> None:
     chunks = rig("Hm</think>Hello there").stream(
         stream_options={"include_usage": True, "continuous_usage_stats": True}
@@ -100,6 +103,7 @@ def test_item_86_continuous_usage_never_falls_and_ends_at_the_final_count(rig: M
     assert counts[-2] == counts[-1]
 
 
+@both_profiles
 def test_c45_stream_opens_with_the_role_and_ends_with_one_finish(rig: MakeRig) -> None:
     chunks = rig("Hm</think>Hello").stream()
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -113,6 +117,7 @@ def test_c45_stream_opens_with_the_role_and_ends_with_one_finish(rig: MakeRig) -
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
+@both_profiles
 @pytest.mark.parametrize("step", [1, 2, 3, 1000], ids=lambda n: f"step={n}")
 @pytest.mark.parametrize(
     "text",
@@ -143,6 +148,7 @@ def test_c2_c18_stream_equals_whole_for_any_cut(rig: MakeRig, text: str, step: i
     )
 
 
+@both_profiles
 def test_c22_tool_call_streams_name_first_then_fragments(rig: MakeRig) -> None:
     chunks = rig(CALL).stream(tools=TOOLS)
     calls = [
@@ -159,13 +165,17 @@ def test_c22_tool_call_streams_name_first_then_fragments(rig: MakeRig) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@both_profiles
 def test_c19_turn_of_only_a_call_has_null_content(rig: MakeRig) -> None:
-    reply = rig(CALL.replace("On it.", "")).chat(tools=TOOLS)
-    message = reply["choices"][0]["message"]
+    server = rig(CALL.replace("On it.", "\n") + "\n\n")
+    message = server.chat(tools=TOOLS)["choices"][0]["message"]
     assert message["content"] is None
     assert message["tool_calls"][0]["function"]["name"] == "get_weather"
+    _, *chunks = server.stream(tools=TOOLS)
+    assert not any("content" in chunk["choices"][0]["delta"] for chunk in chunks)
 
 
+@both_profiles
 @pytest.mark.parametrize(
     "extra", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["none", "off"]
 )
@@ -178,6 +188,7 @@ def test_item_77_call_without_tools_is_withheld(rig: MakeRig, extra: dict[str, A
     assert "get_weather" not in server.tokenizer.decode(server.engine.requests[0].prompt_token_ids)
 
 
+@both_profiles
 def test_item_78_parallel_tool_calls_false_returns_one_call(rig: MakeRig) -> None:
     block = CALL.partition("<｜DSML｜ invoke")[1] + CALL.partition("<｜DSML｜ invoke")[2]
     twice = CALL.replace("\n</｜DSML｜ calls>", "") + "\n" + block
@@ -186,6 +197,7 @@ def test_item_78_parallel_tool_calls_false_returns_one_call(rig: MakeRig) -> Non
     assert len(reply["choices"][0]["message"]["tool_calls"]) == 1
 
 
+@both_profiles
 def test_c25_length_inside_a_call_leaves_its_arguments_open(rig: MakeRig) -> None:
     reply = rig(CALL.partition(" 2>&1")[0], end=False).chat(tools=TOOLS)
     choice = reply["choices"][0]
@@ -193,6 +205,7 @@ def test_c25_length_inside_a_call_leaves_its_arguments_open(rig: MakeRig) -> Non
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo'
 
 
+@both_profiles
 def test_item_72_stop_string_cuts_content_only_and_is_counted_to_its_end(rig: MakeRig) -> None:
     text = "no STOP here</think>before STOP after"
     server = rig(text)
@@ -206,12 +219,14 @@ def test_item_72_stop_string_cuts_content_only_and_is_counted_to_its_end(rig: Ma
     assert server.engine.aborted == [server.engine.requests[0].request_id]
 
 
+@both_profiles
 def test_item_72_stop_string_is_never_leaked_by_a_stream(rig: MakeRig) -> None:
     chunks = rig("</think>one\n\ntwo").stream(stop="\n\n")
     assert joined(chunks, "content") == "one"
     assert chunks[-1]["choices"][0]["stop_reason"] == "\n\n"
 
 
+@both_profiles
 def test_item_73_stop_string_waits_for_min_tokens(rig: MakeRig) -> None:
     text = "</think>a. b. c. d."
     num_tokens = len(rig("").tokenizer.encode("</think>a. b."))
@@ -227,6 +242,7 @@ def test_stop_token_of_the_client_is_hidden_and_named(rig: MakeRig) -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", token_id)
 
 
+@both_profiles
 def test_item_74_ignored_end_token_is_not_shown(rig: MakeRig) -> None:
     server = rig([(66,), (1,), (67,), (1,)], end=False)
     reply = server.chat(ignore_eos=True, max_tokens=4, thinking={"type": "disabled"})
@@ -236,6 +252,7 @@ def test_item_74_ignored_end_token_is_not_shown(rig: MakeRig) -> None:
     assert reply["usage"]["completion_tokens"] == 4
 
 
+@both_profiles
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_c2_character_cut_by_length_becomes_one_replacement(rig: MakeRig, kept: int) -> None:
     ids = rig("").tokenizer.encode("</think>ok 😀")
@@ -245,6 +262,7 @@ def test_c2_character_cut_by_length_becomes_one_replacement(rig: MakeRig, kept: 
     assert joined(chunks, "content") == "ok \ufffd"
 
 
+@both_profiles
 def test_item_75_choices_have_their_own_seeds_and_share_the_prompt(rig: MakeRig) -> None:
     server = rig("a</think>b")
     reply = server.chat(n=3, seed=7)
@@ -255,6 +273,7 @@ def test_item_75_choices_have_their_own_seeds_and_share_the_prompt(rig: MakeRig)
     assert reply["usage"]["completion_tokens"] == 3 * 4
 
 
+@both_profiles
 def test_c45_choices_interleave_in_a_stream_with_one_finish_each(rig: MakeRig) -> None:
     chunks = rig("a</think>hello there").stream(n=2)
     assert joined(chunks, "content", 0) == joined(chunks, "content", 1) == "hello there"
@@ -264,6 +283,7 @@ def test_c45_choices_interleave_in_a_stream_with_one_finish_each(rig: MakeRig) -
     assert order != sorted(order)
 
 
+@both_profiles
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_c41_logprobs_cover_every_token_but_the_end(rig: MakeRig, stream: bool) -> None:
     text = "Hm</think>é STOP"
@@ -280,6 +300,7 @@ def test_c41_logprobs_cover_every_token_but_the_end(rig: MakeRig, stream: bool) 
     assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [0.0, -1.0, -9999.0]
 
 
+@both_profiles
 def test_c41_logprobs_end_with_the_stop_string(rig: MakeRig) -> None:
     server = rig("</think>one STOP two")
     reply = server.chat(logprobs=True, stop="STOP")
@@ -356,6 +377,7 @@ def test_session_and_salt_reach_the_engine(
     assert {(r.session_key, r.cache_salt) for r in server.engine.requests} == {("key", "tenant")}
 
 
+@both_profiles
 @pytest.mark.parametrize("salt", ["", "a/b", "a\\b", "a@b", "a\0b", "x" * 129], ids=repr)
 def test_c59_a_salt_outside_its_domain_is_refused(rig: MakeRig, salt: str) -> None:
     """serving-api 13.2."""
@@ -366,11 +388,13 @@ def test_c59_a_salt_outside_its_domain_is_refused(rig: MakeRig, salt: str) -> No
     assert not server.engine.requests
 
 
+@both_profiles
 @pytest.mark.parametrize("name", ["", None, "tiny", "tiny[1m]"], ids=str)
 def test_item_84_known_model_names_are_served(rig: MakeRig, name: str | None) -> None:
     assert rig("x").chat(model=name)["model"] == "tiny"
 
 
+@both_profiles
 def test_c51_half_a_surrogate_pair_is_served_as_replacement(rig: MakeRig) -> None:
     server = rig("x")
     raw = rb'{"messages":[{"role":"user","content":"a\ud83d \ud83d\ude00 \\ud83d"}]}'

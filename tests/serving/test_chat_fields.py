@@ -148,6 +148,7 @@ def test_allowed_tools_narrow_the_choice_and_keep_the_prompt(rig: MakeRig) -> No
     assert narrow.constraint != wide.constraint
 
 
+@both_profiles
 def test_c30_reasoning_field_leaves_one_key(rig: MakeRig) -> None:
     """C30."""
     for setting, keys in (
@@ -296,7 +297,7 @@ def test_item_74_ignored_end_tokens_are_counted(rig: MakeRig) -> None:
 
 
 def test_what_the_engine_needs_beside_sampling(rig: MakeRig) -> None:
-    server = rig("x")
+    server = rig("x", scheduling_policy="priority")
     server.chat(bad_words=["no"], thinking_token_budget=50, priority=-3)
     request = server.engine.requests[0]
     assert request.bad_token_ids
@@ -304,6 +305,15 @@ def test_what_the_engine_needs_beside_sampling(rig: MakeRig) -> None:
     assert (request.thinking_budget.num_tokens, request.priority) == (50, -3)
 
 
+def test_a_priority_where_requests_keep_their_order_is_refused(rig: MakeRig) -> None:
+    server = rig("x")
+    body = {"messages": HELLO, "priority": -3}
+    reply = server.http.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "priority")
+    assert server.chat(priority=0)
+
+
+@both_profiles
 def test_c15_task_is_a_quick_instruction(rig: MakeRig) -> None:
     server = rig("A greeting")
     assert server.chat(task="title")["choices"][0]["message"]["content"] == "A greeting"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,13 @@ ANSWER = "Hm</think>Hello"
 FORECAST = 'Hm</think>{"city": "Oslo", "days": 3}'
 ENDLESS: list[Any] = [(66,)] * 100_000
 RESULT = "<tool_result>3 degrees</tool_result>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """Collect the sockets that the libraries dropped here, not in a test that minds."""
+    yield
+    gc.collect()
 
 
 class get_weather(BaseModel):

@@ -120,6 +120,7 @@ def test_c33_a_failure_in_mid_stream_is_the_terminal_event(rig: MakeRig) -> None
     assert "secret" not in str(stream)
 
 
+@both_profiles
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_c60_usage_tells_what_was_cached(rig: MakeRig, stream: bool) -> None:
     server = rig("Hm</think>Hello")

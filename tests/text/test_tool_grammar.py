@@ -143,7 +143,7 @@ def test_markers_spelled_by_ordinary_tokens_are_argument_text(grammars: Grammars
         block(grammars).behind_marker(),
         f' calls>\n<{DSML} invoke name="read">\n<{DSML} parameter name="path" string="true">',
     )
-    for piece in ("</thi", "nk> ｜DS", "ML｜ <｜Assi", "stant｜>"):
+    for piece in ("</thin", "k> ｜DS", "ML｜ <｜Assi", "stant｜>"):
         assert matcher.consume_tokens(grammars.tokenizer.encode(piece))
 
 
