@@ -8,7 +8,7 @@ import io
 import logging
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, BinaryIO, TypeVar
 
@@ -17,7 +17,7 @@ import zstandard
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from leadline.core.errors import BadRequest
+from leadline.core.errors import BadRequest, EngineOverloaded
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,60 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-async def read_body(http: Request, max_bytes: int) -> bytes:
-    """The whole body, decompressed.
+class BodyReader:
+    """Reads request bodies; those that are half here share a bound, for anybody may send halves.
 
-    Raises:
-        BadRequest: it is larger than ``max_bytes``, as sent or decompressed (C52).
-        HTTPException: 415 for another content type or coding, 408 when nothing more comes.
+    Args:
+        max_bytes: of one body.
+        max_held_bytes: of all bodies that are being read.
+
+    Attributes:
+        num_held_bytes: what has come of them.
     """
+
+    def __init__(self, max_bytes: int, max_held_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_held_bytes = max_held_bytes
+        self.num_held_bytes = 0
+
+    async def read(self, http: Request) -> bytes:
+        """The whole body, decompressed.
+
+        Raises:
+            BadRequest: it is larger than allowed, as sent or decompressed (C52).
+            EngineOverloaded: too much is being read beside it.
+            HTTPException: 415 for another content type or coding, 408 when nothing more comes.
+        """
+        coding = _coding(http)
+        raw = await self._read(http)
+        if coding == "identity":
+            return raw
+        # In a thread: a few kilobytes can hold all that is allowed (C53).
+        return await asyncio.to_thread(_decompress, raw, coding, self._max_bytes)
+
+    async def _read(self, http: Request) -> bytes:
+        length = http.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        chunks: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with aclosing(http.stream()) as stream:
+                while chunk := await _next_chunk(stream):
+                    num_bytes += len(chunk)
+                    self.num_held_bytes += len(chunk)
+                    if num_bytes > self._max_bytes:
+                        raise _too_large(self._max_bytes)
+                    if self.num_held_bytes > self._max_held_bytes:
+                        raise EngineOverloaded("too many bodies are being read; try again later")
+                    chunks.append(chunk)
+            return b"".join(chunks)
+        finally:
+            self.num_held_bytes -= num_bytes
+
+
+def _coding(http: Request) -> str:
+    """The content coding of a JSON body."""
     content_type = http.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, f"Content-Type is {content_type!r}; send application/json")
@@ -55,35 +102,19 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
         raise HTTPException(
             415, f"Content-Encoding is {coding!r}; send {', '.join(_DECOMPRESSORS)} or none"
         )
-    raw = await _read(http, max_bytes)
-    if coding == "identity":
-        return raw
-    # In a thread: a few kilobytes can hold all that is allowed (C53).
-    return await asyncio.to_thread(_decompress, raw, coding, max_bytes)
+    return coding
 
 
-async def _read(http: Request, max_bytes: int) -> bytes:
-    length = http.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
-    chunks: list[bytes] = []
-    num_bytes = 0
-    async with aclosing(http.stream()) as stream:
-        while True:
-            try:
-                chunk = await asyncio.wait_for(anext(stream), _IDLE_SECONDS)
-            except StopAsyncIteration:
-                return b"".join(chunks)
-            except TimeoutError:
-                raise HTTPException(
-                    408,
-                    f"nothing more of the body came for {_IDLE_SECONDS:g} seconds",
-                    {"Connection": "close"},  # what comes late is no new request
-                ) from None
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                raise _too_large(max_bytes)
-            chunks.append(chunk)
+async def _next_chunk(stream: AsyncIterator[bytes]) -> bytes:
+    """Empty at the end."""
+    try:
+        return await asyncio.wait_for(anext(stream, b""), _IDLE_SECONDS)
+    except TimeoutError:
+        raise HTTPException(
+            408,
+            f"nothing more of the body came for {_IDLE_SECONDS:g} seconds",
+            {"Connection": "close"},  # what comes late is no new request
+        ) from None
 
 
 def _decompress(raw: bytes, coding: str, max_bytes: int) -> bytes:

@@ -19,6 +19,7 @@ from leadline.core.errors import BadRequest, ConfigError, prompt_too_long
 from leadline.core.request import EngineRequest
 from leadline.serving.access import KeyRing
 from leadline.serving.admission import Admission
+from leadline.serving.body import BodyReader
 from leadline.serving.logs import Event
 from leadline.serving.metrics import ServingMetrics
 from leadline.serving.rate_limit import RateLimiter
@@ -29,6 +30,9 @@ from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+# Bodies of the largest size that may be on their way at the same time.
+_HELD_BODIES = 16
 
 _MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 
@@ -131,6 +135,8 @@ class Server:
         self.keys = KeyRing(config.access)
         limiter = RateLimiter(config.access, per_key=not self.keys.is_empty)
         self.admission = Admission(model.max_open, limiter)
+        limit = config.max_request_bytes
+        self.bodies = BodyReader(limit, _HELD_BODIES * limit)
         telemetry = config.telemetry
         self.metrics = ServingMetrics(self.model_names[0], telemetry.metrics_prefix)
         endpoint = telemetry.otlp_traces_endpoint

@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leadline.serving.body import read_body
 from leadline.serving.context import Caller, Server, caller_of, server_of
 from leadline.serving.sse import EventStream, until_gone
 
@@ -56,7 +55,7 @@ async def reply(http: Request, work: Callable[[Server, bytes, Caller], Any]) -> 
 async def _prepared(http: Request, work: Callable[[Server, bytes, Caller], T]) -> T:
     """Read a body, decode and tokenise it; a large one in a thread, so that streams go on (C53)."""
     server = server_of(http)
-    raw = await read_body(http, server.config.max_request_bytes)
+    raw = await server.bodies.read(http)
     caller = caller_of(http)
     if len(raw) <= _SMALL_BODY:
         return work(server, raw, caller)

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 import zstandard
+from starlette.requests import Request
 from starlette.types import Message
 
+from leadline.core.errors import EngineOverloaded
 from leadline.serving import body
+from leadline.serving.body import BodyReader
 from tests.serving.conftest import HELLO, MakeRig, Rig
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -148,6 +151,34 @@ def test_a_client_that_stops_sending_gets_408(
     status, data = asyncio.run(exchange(rig("a"), CHAT, [b'{"messages":'], is_whole=False))
     assert status == 408
     assert json.loads(data)["error"]["type"] == "timeout_error"
+
+
+async def _read_beside_half_a_body(reader: BodyReader, half: bytes, whole: bytes) -> None:
+    rest = asyncio.Event()
+
+    def request(*pieces: bytes) -> Request:
+        left = list(pieces)
+
+        async def receive() -> Message:
+            if len(left) < len(pieces):
+                await rest.wait()
+            return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+        return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+    waiting = asyncio.create_task(reader.read(request(half, half)))
+    while not reader.num_held_bytes:
+        await asyncio.sleep(0)
+    with pytest.raises(EngineOverloaded):
+        await reader.read(request(whole))
+    rest.set()
+    assert await waiting == half * 2
+    assert await reader.read(request(whole)) == whole
+    assert reader.num_held_bytes == 0
+
+
+def test_half_sent_bodies_share_a_bound() -> None:
+    asyncio.run(_read_beside_half_a_body(BodyReader(100, 130), bytes(50), bytes(90)))
 
 
 @pytest.mark.parametrize(
