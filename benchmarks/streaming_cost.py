@@ -174,6 +174,7 @@ class _Stream(asyncio.Protocol):
 
     @property
     def answer_id(self) -> str:
+        """The part of the answer's id that its engine knows too."""
         return self.head.partition(b'"id":"chatcmpl-')[2].partition(b'"')[0].decode()
 
 
@@ -231,7 +232,7 @@ def measure(command: list[str], streams: int, num_tokens: int, pace: float) -> d
 
 
 def _of(emitted: dict[str, list[float]], reader: _Stream) -> list[float]:
-    return next(times for name, times in emitted.items() if name.startswith(reader.answer_id))
+    return next(times for name, times in emitted.items() if reader.answer_id in name)
 
 
 def main(options: Namespace) -> None:
