@@ -242,7 +242,10 @@ def main(options: Namespace) -> None:
         return
     commands = {"leadline": [sys.executable, __file__]}
     if options.peer_python is not None:
-        commands["vllm"] = [options.peer_python, str(Path(__file__).with_name("peer_vllm.py"))]
+        commands[f"vllm {_peer_version(options.peer_python)}"] = [
+            options.peer_python,
+            str(Path(__file__).with_name("peer_vllm.py")),
+        ]
     runs = 1 if options.quick else 5
     num_paced, num_flat = (10, 50) if options.quick else (200, 2000)
     results: dict[str, dict[str, Any]] = {}
@@ -266,6 +269,11 @@ def main(options: Namespace) -> None:
     rows.append(["events a token meanwhile", *_cells(values, "{:.2f}")])
     print_table(["", *results, *(["ratio"] if len(results) > 1 else [])], rows)
     write_json(options.json, {**environment(), "results": results})
+
+
+def _peer_version(python: str) -> str:
+    ask = "import importlib.metadata as m; print(m.version('vllm'))"
+    return subprocess.check_output([python, "-c", ask], text=True).strip()
 
 
 def _cells(values: list[float], form: str) -> list[str]:
