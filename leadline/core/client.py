@@ -19,6 +19,8 @@ class EngineStats:
     Attributes:
         num_free_pages: pages that no request holds, those with a cached prefix included.
         num_cached_pages: of these, the ones that a prefix hit can still find.
+        page_bytes: of one page, over all layers.
+        slot_bytes: of one slot.
         num_deferred: of the waiting ones, those whose grammar is being compiled.
         num_hot_slots: slots kept for a session between its turns.
         num_queued_tokens: prompt tokens that no step has fed yet.
@@ -43,6 +45,8 @@ class EngineStats:
     num_queued_tokens: int = 0
     stalled_seconds: float = 0.0
     page_size: int = 256
+    page_bytes: int = 0
+    slot_bytes: int = 0
     max_model_len: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     iteration_tokens: list[tuple[float, int]] = field(default_factory=list)

@@ -70,6 +70,8 @@ class Engine:
         eos_token_id: ends a request unless it ignores it.
         max_model_len: prompt and output tokens of one request.
         num_history: ids before a chunk that the model reads (``engram_max_ngram_size`` - 1).
+        page_bytes: of the cache's layout, for who asks.
+        slot_bytes: the same.
         device: where the model runs.
         seed: of the seeds that requests without one get.
         grammars: compiles constraints; without it, requests that have one are refused.
@@ -89,6 +91,8 @@ class Engine:
         eos_token_id: int,
         max_model_len: int,
         num_history: int,
+        page_bytes: int = 0,
+        slot_bytes: int = 0,
         device: torch.device | str = "cpu",
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
@@ -106,6 +110,7 @@ class Engine:
         )
         self.metrics = EngineMetrics(clock)
         self._cache = cache
+        self._page_bytes, self._slot_bytes = page_bytes, slot_bytes
         self._scheduler = Scheduler(
             config, cache, self.metrics, policy, eos_token_id=eos_token_id, clock=clock
         )
@@ -361,6 +366,8 @@ class Engine:
             num_queued_tokens=self._scheduler.num_queued_tokens,
             stalled_seconds=self._clock() - self._last_progress if is_busy else 0.0,
             page_size=self._cache.page_size,
+            page_bytes=self._page_bytes,
+            slot_bytes=self._slot_bytes,
             max_model_len=self.limits.max_model_len,
             counters={**self.metrics.counters, "evicted_pages": self._cache.num_evicted_pages},
             iteration_tokens=self.metrics.iteration_tokens,

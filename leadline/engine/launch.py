@@ -120,6 +120,8 @@ def build_engine(config: EngineConfig) -> Engine:
         eos_token_id=model_config.eos_token_id,
         max_model_len=max_model_len,
         num_history=model_config.engram_max_ngram_size - 1,
+        page_bytes=layout.page_bytes,
+        slot_bytes=layout.slot_bytes,
         device=device,
         seed=config.seed,
         grammars=_grammar_compiler(weights),

@@ -71,7 +71,9 @@ async def server_info(http: Request) -> Response:
             "cache": {
                 "num_pages": stats.num_pages,
                 "page_size": stats.page_size,
+                "bytes_per_token": stats.page_bytes / stats.page_size,
                 "num_slots": stats.num_slots,
+                "slot_bytes": stats.slot_bytes,
             },
             "settings": {**server.engine_settings, "server": shown(server.config)},
         }

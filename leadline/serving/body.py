@@ -175,5 +175,7 @@ def _invalid_field(message: str) -> BadRequest:
     if missing := re.search(r"missing required field `(\w+)`", text):
         param = f"{param}.{missing[1]}" if param else missing[1]
     if text == "Number out of range" or not param:
-        return BadRequest(f"the body is not valid: {message}", code="invalid_json")
+        return BadRequest(
+            f"the body is not valid: {message}", param=param or None, code="invalid_json"
+        )
     return BadRequest(f"{param}: {text}", param=param)

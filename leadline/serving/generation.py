@@ -90,7 +90,7 @@ async def read_choice(
         raise
     finally:
         if reason is not None:
-            charge(len(request.prompt_token_ids) + reader.num_tokens)
+            charge(reader.num_tokens)
             record.finish(reason, reader.num_tokens)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from leadline.core.request import TokenOutput
+from leadline.serving.admission import charge
 
 
 class TokenCounts(NamedTuple):
@@ -32,7 +33,8 @@ class UsageMeter:
         self._num_prompt = self._num_cached = self._num_replayed = 0
 
     def admit(self, output: TokenOutput, num_prompt_tokens: int) -> None:
-        """Note the first output of a prompt's first choice."""
+        """Note the first output of a prompt's first choice; its key pays for the prompt once."""
+        charge(num_prompt_tokens)
         self._num_prompt += num_prompt_tokens
         self._num_cached += output.num_cached_tokens
         self._num_replayed += output.num_replayed_tokens

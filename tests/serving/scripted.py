@@ -112,6 +112,8 @@ class ScriptedEngine:
             num_pages=10,
             num_free_pages=7,
             num_cached_pages=1,
+            page_bytes=256 * 890,
+            slot_bytes=4096,
             num_slots=4,
             num_free_slots=3,
             counters={name: i for i, name in enumerate(COUNTERS)} | {"evicted_pages": 99},

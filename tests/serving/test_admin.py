@@ -161,7 +161,13 @@ def test_an_alias_of_no_model_is_refused(rig: MakeRig) -> None:
 def test_server_info_shows_settings_and_sizes(rig: MakeRig) -> None:
     info = rig("a", port=1234).http.get("/server_info").json()
     assert info["settings"]["server"]["port"] == 1234
-    assert info["cache"] == {"num_pages": 10, "page_size": 256, "num_slots": 4}
+    assert info["cache"] == {
+        "num_pages": 10,
+        "page_size": 256,
+        "bytes_per_token": 890.0,
+        "num_slots": 4,
+        "slot_bytes": 4096,
+    }
     assert info["model"]["max_model_len"] == 8192
 
 

@@ -115,3 +115,12 @@ def test_a_key_beyond_its_limit_gets_429_and_others_do_not(
     assert second.headers["x-worker-id"] == first.headers["x-worker-id"]
     assert ask("two").status_code == 200
     assert server.http.get("/v1/models", headers={"x-api-key": "one"}).status_code == 200
+
+
+def test_choices_pay_for_their_prompt_once(rig: MakeRig) -> None:
+    server = rig("</think>ab", rate_limit_tpm=600)
+    reply = server.http.post(CHAT, json={"messages": HELLO, "n": 3})
+    spent = 600 - int(reply.headers["x-ratelimit-remaining-tokens"])
+    usage = reply.json()["usage"]
+    assert usage["prompt_tokens"] > usage["completion_tokens"] > 0
+    assert spent == pytest.approx(usage["total_tokens"], abs=10)  # ten grow back in a second
