@@ -5,14 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from leadline.core.errors import BadRequest
-
-if TYPE_CHECKING:
-    from leadline.engine.constraint import ConstraintState
 
 
 class FinishReason(enum.StrEnum):
@@ -335,6 +332,30 @@ class Snapshot:
     kind: SnapshotKind
 
 
+class LiveConstraint(Protocol):
+    """A ``Constraint`` after all tokens that it has accepted (``engine.constraint``).
+
+    Attributes:
+        matcher: ``llguidance``'s, of the grammar that holds for the next token; None while
+            tokens are free.
+        is_complete: nothing may follow but the end.
+        error: why the grammar failed, if it did.
+    """
+
+    @property
+    def matcher(self) -> Any: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Advance by generated tokens."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A live request inside the engine (cache-and-scheduling 8.2).
@@ -382,7 +403,7 @@ class Request:
     wants_prompt_logits: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     is_deferred: bool = False
-    constraint: ConstraintState | None = None
+    constraint: LiveConstraint | None = None
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     thinking_budget: ThinkingBudget | None = None
     state: RequestState = RequestState.WAITING

@@ -5,38 +5,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from reprlib import repr as brief
 from typing import Any
 
 from msgspec import Struct
 
 from leadline.core.errors import BadRequest
-from leadline.core.request import StructuredOutputs
+from leadline.core.request import SamplingParams, StructuredOutputs
 from leadline.serving.origin import Origin
 
 # What these ask would be lost in silence, and with it the form that clients count on.
 _RENAMED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "prompt_logprobs",
-    "structured_outputs",
-)
 
 
 class StreamOptions(Struct):
@@ -143,6 +123,15 @@ class GenerationRequest(Struct, kw_only=True):
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return given
+
+
+# Fields that go on as they came: those that are ``SamplingParams``'s by name.
+_SAMPLING_FIELDS = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in GenerationRequest.__struct_fields__
+    and field.name not in ("max_tokens", "logit_bias")
+)
 
 
 def _token_id(key: str) -> int:
