@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, Any, int, str | None, str | None, str]] = {
     "not-an-object": (CHAT, b"[]", 400, "invalid_json", None, "Expected `object`"),
     "bad-utf8": (CHAT, b'{"messages":[{"role":"\xff"}]}', 400, "invalid_json", None, ""),
     "nan": (CHAT, b'{"temperature":NaN,"messages":[]}', 400, "invalid_json", None, ""),
-    "overflow": (CHAT, b'{"temperature":1e999,"messages":[]}', 400, "invalid_json", "temperature", "range"),
+    "overflow": (CHAT, b'{"top_p":1e999,"messages":[]}', 400, "invalid_json", "top_p", "range"),
     "too-deep": (CHAT, b'{"x":' + b"[" * 99999, 400, "invalid_json", None, "nested too deeply"),
     "no-messages": (CHAT, b"{}", 400, "invalid_value", "messages", "missing"),
     "empty-messages": (CHAT, {"messages": []}, 400, "invalid_value", "messages", "empty"),
