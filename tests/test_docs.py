@@ -71,6 +71,15 @@ def test_every_code_of_an_error_is_documented() -> None:
     assert sorted(code for code in codes if f"`{code}`" not in text) == []
 
 
+def test_map_of_the_architecture_names_every_module() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", text.partition("## The map")[2].partition("## ")[0]))
+    as_a_whole = {"reference", "openai", "responses", "anthropic"}  # folders
+    modules = (ROOT / "leadline").rglob("*.py")
+    known = [p for p in modules if p.parent.name not in as_a_whole and p.stem[0] != "_"]
+    assert [path.stem for path in known if path.stem not in named] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
     known = {s.flag[2:] for config in (ServerConfig, EngineConfig) for s in settings(config)}

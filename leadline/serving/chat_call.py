@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leadline.core.request import (
-    EngineRequest,
-    SamplingParams,
-    StructuredOutputs,
-)
+from leadline.core.request import EngineRequest, SamplingParams, StructuredOutputs
 from leadline.serving.context import Caller, Server
 from leadline.serving.origin import Origin
 from leadline.serving.sampling import kept_tokens, output_limit, sampling_params

@@ -43,7 +43,7 @@ class EventStream(Response):
         self._events = events
         self._keep_alive = keep_alive
         self._lock = asyncio.Lock()
-        self._started = False
+        self._has_started = False
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,8 +67,8 @@ class EventStream(Response):
                     await self._send(send, data)
         except Exception as error:
             async with self._lock:
-                if not self._started:
-                    self._started = True
+                if not self._has_started:
+                    self._has_started = True
                     await error_response(error, scope)(scope, receive, send)
                     return
             failure = describe(error)
@@ -85,8 +85,8 @@ class EventStream(Response):
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._lock:  # events and comments come from two tasks
-            if not self._started:
-                self._started = True
+            if not self._has_started:
+                self._has_started = True
                 await send(
                     {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                 )

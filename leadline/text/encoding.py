@@ -14,7 +14,7 @@ from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
 from leadline.text.chat import AnswerStart, ChatInput, ChatPrompt, SampledTurn
 from leadline.text.markers import TASKS, check_markers
-from leadline.text.messages import Message, normalize_messages
+from leadline.text.messages import Message, normalise_messages
 from leadline.text.profiles import V41, Profile
 from leadline.text.skeleton import Skeleton
 from leadline.text.spans import Ids, Span, encode_spans
@@ -118,7 +118,7 @@ class ChatEncoder:
                 "continue_final_message and add_generation_prompt exclude each other",
                 param="continue_final_message",
             )
-        messages = normalize_messages(
+        messages = normalise_messages(
             chat.messages, continue_final_message=chat.continue_final_message
         )
         if self._options.v4_inline_system == "reminder" and not self.profile.has_system_marker:

@@ -65,7 +65,7 @@ class Message:
     is_partial: bool = False
 
 
-def normalize_messages(
+def normalise_messages(
     messages: Sequence[Any], *, continue_final_message: bool = False
 ) -> list[Message]:
     """Messages of known roles and types.
@@ -76,7 +76,7 @@ def normalize_messages(
         BadRequest: no messages, an unknown role, a part that is not text (C5), a wrong type,
             ``prefix`` where nothing can be continued.
     """
-    plain = [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    plain = [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
     plain = [m for m, raw in zip(plain, messages, strict=True) if not _held_billing_only(m, raw)]
     if not plain:
         raise BadRequest("messages is empty; a chat needs at least one message", param="messages")
@@ -94,7 +94,7 @@ def normalize_messages(
     return plain
 
 
-def _normalize(message: Any, where: str) -> Message:
+def _normalise(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise BadRequest(f"{where} is {brief(message)}; a message is an object", param=where)
     name = message.get("role")
