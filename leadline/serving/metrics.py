@@ -23,6 +23,7 @@ from starlette.types import Scope
 
 from leadline.core.client import EngineStats
 from leadline.serving.engine_metrics import EngineTotals, engine_families
+from leadline.text.output_parser import Fault
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 REJECTIONS = ("server_overloaded", "shutting_down", "not_ready", "rate_limit_exceeded")
-PARSER_FAULTS = ("internal_error", "block_without_call", "block_without_tools")
+PARSER_FAULTS = tuple(fault.value for fault in Fault)
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _GAPS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 10)

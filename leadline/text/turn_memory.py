@@ -53,10 +53,8 @@ class TurnMemory:
             token_ids: what it is to be rendered as.
         """
         calls = tuple(calls)
-        key, turn = (
-            (tenant, calls[0][0]),
-            _Turn(_fingerprint(content, calls), array("I", token_ids)),
-        )
+        key = (tenant, calls[0][0])
+        turn = _Turn(_fingerprint(content, calls), array("I", token_ids))
         with self._lock:
             if (known := self._turns.pop(key, None)) is not None:
                 self._num_token_ids -= len(known.token_ids)

@@ -39,7 +39,7 @@ class _Choice:
     ) -> None:
         self.index = index
         self.request = request
-        self.started = False
+        self.has_started = False
         self.reader = TextOutput(tokenizer, request.sampling)
         self._body = body
         self._tokenizer = tokenizer
@@ -143,10 +143,10 @@ class CompletionAnswer:
         async with aclosing(merge(self._streams)) as steps:
             async for index, step in steps:
                 choice = self._choices[index]
-                if choice.started:
+                if choice.has_started:
                     part = choice.part(step)
                 else:
-                    choice.started = True
+                    choice.has_started = True
                     if index % self._n == 0:
                         self._meter.admit(step.output, len(choice.request.prompt_token_ids))
                     part = choice.prologue(step.output)
