@@ -479,9 +479,9 @@ def test_exports_are_found_by_their_names() -> None:
 NOT_ON_GPU_MACHINES = """
 import sys
 class Absent:
-    names = {"deepseek_recipe", "huggingface_hub", "llguidance", "msgspec",
-             "prometheus_client", "psutil", "prompt_toolkit", "rich", "starlette", "tqdm",
-             "uvicorn", "uvloop"}
+    names = {"deepseek_recipe", "httptools", "huggingface_hub", "llguidance", "msgspec",
+             "prometheus_client", "prompt_toolkit", "rich", "shtab", "starlette", "tqdm",
+             "uvicorn", "uvloop", "yaml", "zstandard"}
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
