@@ -104,7 +104,7 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture(params=["openai", "hosted_vllm", "deepseek", "anthropic"])
-def ask_litellm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def ask_litellm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     """Ask a server through one of LiteLLM's providers."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # nothing from the network
     litellm = pytest.importorskip("litellm")
@@ -116,7 +116,8 @@ def ask_litellm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             model=f"{request.param}/tiny", api_base=url + path, **defaults | options
         )
 
-    return ask
+    yield ask
+    litellm.in_memory_llm_clients_cache.flush_cache()  # it keeps sockets open for a later call
 
 
 def test_c64_litellm_reads_answers_whole_and_streamed(rig: MakeRig, ask_litellm: Ask) -> None:
