@@ -90,6 +90,13 @@ def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_metrics_that_a_page_speaks_of_exist(page: Path) -> None:
+    known = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    named = re.findall(r"\b(?:vllm|leadline):\w+", page.read_text(encoding="utf-8"))
+    assert [name for name in named if f"`{name.removesuffix('_bucket')}`" not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).is_file(), target
