@@ -11,7 +11,7 @@ let models = [];
 let messages = [];
 let running = null; // the AbortController of the answer that streams
 
-// ---- the conversation
+// The conversation.
 
 async function ask(added) {
   if (running) return;
@@ -112,7 +112,7 @@ function newChat() {
   $("prompt").focus();
 }
 
-// ---- what is said aloud, and what stays in sight
+// What is said aloud, and what stays in sight.
 
 function say(text) {
   const line = element("p", text);
@@ -147,7 +147,7 @@ function showContext(usage) {
   $("context").textContent = limit ? `${number.format(used)} of ${number.format(limit)} tokens deep` : "";
 }
 
-// ---- controls
+// Controls.
 
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -202,7 +202,7 @@ $("theme").addEventListener("click", () => {
 prefersDark.addEventListener("change", showTheme);
 showTheme();
 
-// ---- the key and the models it opens
+// The key and the models it opens.
 
 async function loadModels() {
   try {
