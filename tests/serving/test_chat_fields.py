@@ -498,6 +498,5 @@ def test_v4_has_its_own_block_and_no_namespaces(rig: MakeRig) -> None:
     message = server.chat(tools=TOOLS)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["name"] == "get_weather"
     assert "<｜DSML｜tool_calls>" in server.prompt
-    tool = {"type": "function", "name": "read"}
-    group = {"type": "namespace", "name": "fs", "tools": [tool]}
-    assert server.refuse("/v1/responses", input="Hi", tools=[group])["param"] == "tools[0]"
+    tool = {"type": "function", "function": {"name": "fs::read"}}
+    assert server.refuse(PATH, messages=HELLO, tools=[tool])["param"] == "tools[0]"
