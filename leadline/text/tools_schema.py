@@ -114,8 +114,9 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice, profile: Profile) -> 
                 f"tools[{i}]: {brief(tool.name)} is declared twice", param=f"tools[{i}]"
             )
         names.add(tool.name)
-    if choice.mode == "required" and not tools:
-        raise BadRequest("tool_choice asks for a call, but tools is empty", param="tool_choice")
+    if choice.mode == "required" and (not tools or choice.allowed == ()):
+        reason = "it allows none of the tools" if tools else "tools is empty"
+        raise BadRequest(f"tool_choice asks for a call, but {reason}", param="tool_choice")
     wanted = (choice.name,) if choice.mode == "named" else choice.allowed or ()
     for name in wanted:
         if name not in names:

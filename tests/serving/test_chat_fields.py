@@ -135,6 +135,15 @@ def test_legacy_functions_become_tools(rig: MakeRig) -> None:
     assert reply["choices"][0]["message"]["tool_calls"]
 
 
+@pytest.mark.parametrize("effort", ["none", "low"])
+def test_c29_a_call_of_none_of_the_tools_cannot_be_demanded(rig: MakeRig, effort: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}
+    error = rig("x").refuse(
+        PATH, messages=HELLO, tools=TOOLS, tool_choice=choice, reasoning_effort=effort
+    )
+    assert error["param"] == "tool_choice"
+
+
 def test_allowed_tools_narrow_the_choice_and_keep_the_prompt(rig: MakeRig) -> None:
     server = rig("x")
     other = {"type": "function", "function": {"name": "other"}}
@@ -489,6 +498,5 @@ def test_v4_has_its_own_block_and_no_namespaces(rig: MakeRig) -> None:
     message = server.chat(tools=TOOLS)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"]["name"] == "get_weather"
     assert "<｜DSML｜tool_calls>" in server.prompt
-    tool = {"type": "function", "name": "read"}
-    group = {"type": "namespace", "name": "fs", "tools": [tool]}
-    assert server.refuse("/v1/responses", input="Hi", tools=[group])["param"] == "tools[0]"
+    tool = {"type": "function", "function": {"name": "fs::read"}}
+    assert server.refuse(PATH, messages=HELLO, tools=[tool])["param"] == "tools[0]"

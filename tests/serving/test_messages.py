@@ -20,6 +20,7 @@ WEATHER: dict[str, Any] = {
         "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     },
 }
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 NO_ARGUMENTS = (
     'ok</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
     "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
@@ -309,11 +310,49 @@ def test_tool_choice(rig: MakeRig, choice: dict[str, Any], mode: str, parallel: 
 
 def test_hosted_tools_are_dropped(rig: MakeRig) -> None:
     server = rig("x")
-    hosted = {"type": "web_search_20250305", "name": "web_search"}
     bash = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
-    ask(server, tools=[hosted, bash])
+    ask(server, tools=[WEB_SEARCH, {"type": "mcp_toolset", "mcp_server_name": "files"}, bash])
     assert '"bash"' in server.prompt
     assert "web_search" not in server.prompt
+    assert "mcp" not in server.prompt
+
+
+def test_a_function_needs_a_name(rig: MakeRig) -> None:
+    error = rig("x").refuse(PATH, messages=HELLO, max_tokens=9, tools=[{"input_schema": {}}])
+    assert error["message"].startswith("tools[0].name")
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "is_constrained"),
+    [
+        ({"type": "tool", "name": "web_search"}, [WEB_SEARCH], False),
+        ({"type": "any"}, [WEB_SEARCH], False),
+        ({"type": "tool", "name": "web_search"}, [WEB_SEARCH, WEATHER], True),
+    ],
+    ids=["named", "any", "named_beside_a_function"],
+)
+def test_c64_a_hosted_tool_that_was_dropped_is_not_demanded(
+    rig: MakeRig, choice: dict[str, Any], tools: list[Any], is_constrained: bool
+) -> None:
+    server = rig("Hm.</think>Hello")
+    reply = ask(server, tools=tools, tool_choice=choice)
+    assert reply["stop_reason"] == "end_turn"
+    assert (server.engine.requests[0].constraint is not None) == is_constrained
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["tool_search_tool_result", "bash_code_execution_tool_result", "web_search_tool_result"],
+)
+def test_results_of_hosted_tools_are_skipped(rig: MakeRig, kind: str) -> None:
+    server = rig("x")
+    blocks = [
+        {"type": "server_tool_use", "id": "s", "name": "search", "input": {}},
+        {"type": kind, "tool_use_id": "s", "content": {}},
+        {"type": "text", "text": "Found."},
+    ]
+    ask(server, messages=[*HELLO, {"role": "assistant", "content": blocks}, *HELLO])
+    assert "</think>Found.<" in server.prompt
 
 
 def test_stop_sequence_is_named(rig: MakeRig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from openai.types.responses import ResponseStreamEvent
 
 from tests.serving.conftest import HELLO, MakeRig, Rig, serving
 from tests.serving.test_chat import CALL, TOOLS
@@ -142,6 +143,17 @@ def test_c64_tool_loop_over_responses(rig: MakeRig) -> None:
         client.responses.create(model="tiny", input=[*items, result], tools=[tool])
     assert "<think>let me see</think>On it.\n\n<｜DSML｜ calls>" in server.prompt
     assert "<tool_result>3</tool_result>" in server.prompt
+
+
+@pytest.mark.parametrize(
+    "script", ["Hm.</think>Hello", CALL, "no end"], ids=["text", "call", "open"]
+)
+def test_c33_every_event_is_what_the_client_declares(rig: MakeRig, script: str) -> None:
+    server = rig(script)
+    tool = {"type": "function", "strict": False, **TOOLS[0]["function"]}
+    event_type: Any = pydantic.TypeAdapter(ResponseStreamEvent)
+    for event in server.events("/v1/responses", input="Hi", tools=[tool]):
+        event_type.validate_python(event)
 
 
 def test_stored_responses(rig: MakeRig) -> None:

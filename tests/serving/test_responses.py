@@ -218,6 +218,17 @@ def test_tools_of_a_namespace_are_mapped_back(rig: MakeRig) -> None:
     assert 'invoke name="fs::read"' in server.prompt.partition("<｜User｜>")[2]
 
 
+@pytest.mark.parametrize("rig", ["v4"], indirect=True)
+def test_c64_a_model_without_namespaces_knows_their_tools_by_plain_names(rig: MakeRig) -> None:
+    server = rig(calling("fs__read", "path", "x"))
+    group = {"type": "namespace", "name": "fs", "tools": [{"type": "function", "name": "read"}]}
+    choice = {"type": "function", "namespace": "fs", "name": "read"}
+    item = ask(server, tools=[group], tool_choice=choice)["output"][-1]
+    assert (item["name"], item["namespace"]) == ("read", "fs")
+    ask(server, tools=[group], input=[{"role": "user", "content": "go"}, item])
+    assert 'invoke name="fs__read"' in server.prompt.partition("<｜User｜>")[2]
+
+
 @pytest.mark.parametrize(
     ("choice", "is_free"),
     [

@@ -21,6 +21,9 @@ _SKIPPED = (
     "web_search_tool_result",
     "web_fetch_tool_result",
     "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
     "mcp_tool_use",
     "mcp_tool_result",
 )

@@ -19,6 +19,7 @@ from leadline.serving.anthropic.schema import (
 from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import answer_format
 from leadline.serving.origin import Origin
+from leadline.serving.shapes import string
 from leadline.text.chat import ChatInput, Tool, ToolChoice
 from leadline.text.thinking import thinking_of
 
@@ -44,7 +45,7 @@ def messages_query(body: MessagesRequest) -> ChatQuery:
         chat=ChatInput(
             messages=messages,
             tools=_tools(body.tools or []),
-            tool_choice=_tool_choice(body.tool_choice),
+            tool_choice=_tool_choice(body.tool_choice, body.tools or []),
             thinking=thinking_of(None, {"type": body.thinking.type} if body.thinking else None),
             reasoning_effort=options.effort,
             response_format=form.shown,
@@ -98,15 +99,17 @@ def _tools(entries: list[ToolEntry]) -> tuple[Tool, ...]:
                 brief(entry.type),
             )
             continue
-        tool = Tool(entry.name, entry.description or "", entry.input_schema, bool(entry.strict))
-        tools.append(tool)
+        name = string(entry.name, f"tools[{i}].name")
+        tools.append(Tool(name, entry.description or "", entry.input_schema, bool(entry.strict)))
     return tuple(tools)
 
 
-def _tool_choice(given: ToolChoiceOptions | None) -> ToolChoice:
+def _tool_choice(given: ToolChoiceOptions | None, entries: list[ToolEntry]) -> ToolChoice:
     if given is None:
         return ToolChoice()
     parallel = not given.disable_parallel_tool_use
+    if _demands_hosted(given, entries):
+        return ToolChoice(parallel=parallel)
     match given.type:
         case "auto":
             return ToolChoice("auto", parallel=parallel)
@@ -120,6 +123,14 @@ def _tool_choice(given: ToolChoiceOptions | None) -> ToolChoice:
         f"tool_choice.type is {brief(given.type)}; choose auto, any, none, or tool with its name",
         param="tool_choice.type",
     )
+
+
+def _demands_hosted(given: ToolChoiceOptions, entries: list[ToolEntry]) -> bool:
+    """Whether every tool that could be called was dropped: an agent that searches goes on (C64)."""
+    if given.type not in ("any", "tool"):
+        return False
+    chosen = [entry for entry in entries if given.type == "any" or entry.name == given.name]
+    return bool(chosen) and all(entry.input_schema is None for entry in chosen)
 
 
 def _hashed(user_id: str | None) -> str | None:

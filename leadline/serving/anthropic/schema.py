@@ -28,9 +28,9 @@ class Metadata(Struct):
 
 
 class ToolEntry(Struct):
-    """A tool; one without a schema runs on the servers of other vendors."""
+    """A tool; one without a schema runs on the servers of other vendors, and may have no name."""
 
-    name: str
+    name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None

@@ -67,7 +67,7 @@ class ResponsesAnswer:
         check_num_logprobs(body.top_logprobs, server.config.chat.max_logprobs, param="top_logprobs")
         self._owner, self._num_bytes = caller.key, len(raw)
         self._items = [*_history(body, store, caller.key), *input_items(body)]
-        tools = ToolTable.of(body.tools or ())
+        tools = ToolTable.of(body.tools or (), has_namespaces=server.encoder.profile.has_namespaces)
         query = responses_query(body, self._items, tools)
         call = _prepare(server, query, caller, truncates=body.truncation == "auto")
         interval = server.config.chat.stream_interval if self.is_stream else 1

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from leadline.core.errors import BadRequest
-from leadline.serving.responses.tools import qualified_name
+from leadline.serving.responses.tools import ToolTable
 from leadline.serving.shapes import objects, string
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ _BOOKKEEPING = (
 )
 
 
-def input_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
-    """The chat that an ``input`` describes.
+def input_messages(given: str | Sequence[Any], tools: ToolTable) -> list[dict[str, Any]]:
+    """The chat that an ``input`` describes; ``tools`` knows how the model names them.
 
     Raises:
         BadRequest: an unknown item or part: context is never lost in silence.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    history = _History()
+    history = _History(tools)
     for i, item in enumerate(objects(given, "input")):
         history.add(item, f"input[{i}]")
     return history.messages
@@ -50,7 +50,8 @@ def input_messages(given: str | Sequence[Any]) -> list[dict[str, Any]]:
 class _History:
     """Collects items; an answer that came as several items becomes one assistant turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: ToolTable) -> None:
+        self._tools = tools
         self.messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None  # of the assistant, calls may still join it
         self._reasoning: list[str] = []
@@ -108,7 +109,7 @@ class _History:
             "id": item.get("call_id"),
             "type": "function",
             "function": {
-                "name": qualified_name(item.get("namespace"), name),
+                "name": self._tools.model_name(item.get("namespace"), name),
                 "arguments": arguments,
             },
         }

@@ -46,12 +46,13 @@ def responses_query(body: ResponsesRequest, items: Sequence[Any], tools: ToolTab
         raise BadRequest(
             f"truncation is {brief(body.truncation)}; choose auto or disabled", param="truncation"
         )
-    messages = input_messages(items)
+    messages = input_messages(items, tools)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
         raise BadRequest("input is empty; it needs at least one message", param="input")
-    choice = tool_choice(body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    parallel = body.parallel_tool_calls is not False
+    choice = tool_choice(body.tool_choice, tools, parallel=parallel)
     given = (body.text or TextOptions()).format
     form = answer_format(given, (given or {}).get("schema"), where="text.format")
     sampling: dict[str, Any] = {

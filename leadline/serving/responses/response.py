@@ -44,7 +44,7 @@ def usage(counts: TokenCounts) -> dict[str, Any]:
     """Token counts under this dialect's names."""
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached},
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "output_tokens": counts.completion,
         "output_tokens_details": {"reasoning_tokens": counts.reasoning},
         "total_tokens": counts.prompt + counts.completion,

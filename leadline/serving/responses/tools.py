@@ -17,7 +17,6 @@ from leadline.text.chat import Tool, ToolChoice
 
 logger = logging.getLogger(__name__)
 
-_SEPARATOR = "::"
 _HOSTED = re.compile(
     r"(web_search|file_search|code_interpreter|image_generation|local_shell|computer|mcp|shell"
     r"|apply_patch|tool_search).*"
@@ -29,33 +28,35 @@ _INPUT_SCHEMA = {
 }
 
 
-def qualified_name(namespace: Any, name: str) -> str:
-    """The name that the model knows a tool by."""
-    return f"{namespace}{_SEPARATOR}{name}" if isinstance(namespace, str) else name
-
-
 @dataclass(slots=True)
 class ToolTable:
     """What the model may call.
 
     Attributes:
+        separator: between a namespace and a name, in the names that the model knows.
         tools: in the order given; hosted ones are left out.
         custom: names of the free-form ones, whose only argument is their text.
         namespaces: of tools in a group, by the name that the model knows.
     """
 
+    separator: str
     tools: list[Tool] = field(default_factory=list)
     custom: set[str] = field(default_factory=set)
     namespaces: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Iterable[Mapping[str, Any]]) -> ToolTable:
+    def of(cls, entries: Iterable[Mapping[str, Any]], *, has_namespaces: bool) -> ToolTable:
         """The table of a request's ``tools``.
+
+        Args:
+            entries: as the client sent them.
+            has_namespaces: the model knows ``namespace::name``; else a name of ordinary
+                characters stands for it.
 
         Raises:
             BadRequest: an unknown kind of tool, or one without a name.
         """
-        table = cls()
+        table = cls("::" if has_namespaces else "__")
         for i, entry in enumerate(entries):
             table._add(entry, f"tools[{i}]")
         return table
@@ -83,7 +84,7 @@ class ToolTable:
         texts = [description]
         if group is not None:
             texts.insert(0, group.get("description") or "")
-            full_name = qualified_name(group["name"], name)
+            full_name = self.model_name(group["name"], name)
             self.namespaces[full_name] = group["name"]
         else:
             full_name = name
@@ -106,12 +107,16 @@ class ToolTable:
             )
         )
 
+    def model_name(self, namespace: Any, name: str) -> str:
+        """The name that the model knows a tool by."""
+        return f"{namespace}{self.separator}{name}" if isinstance(namespace, str) else name
+
     def client_name(self, full_name: str) -> dict[str, str]:
         """``name``, and ``namespace`` where the tool has one, as items carry them."""
         namespace = self.namespaces.get(full_name)
         if namespace is None:
             return {"name": full_name}
-        return {"name": full_name.removeprefix(namespace + _SEPARATOR), "namespace": namespace}
+        return {"name": full_name.removeprefix(namespace + self.separator), "namespace": namespace}
 
 
 def _grammar_text(form: Any) -> str:
@@ -121,7 +126,9 @@ def _grammar_text(form: Any) -> str:
     return f"The input follows this {form.get('syntax')} grammar:\n{form.get('definition')}"
 
 
-def tool_choice(given: str | Mapping[str, Any] | None, *, parallel: bool) -> ToolChoice:
+def tool_choice(
+    given: str | Mapping[str, Any] | None, tools: ToolTable, *, parallel: bool
+) -> ToolChoice:
     """``tool_choice`` in all its forms.
 
     Raises:
@@ -136,10 +143,10 @@ def tool_choice(given: str | Mapping[str, Any] | None, *, parallel: bool) -> Too
         if kind == "allowed_tools" and given.get("mode") in ("auto", "required"):
             chosen = objects(given.get("tools"), "tool_choice.tools")
             # A hosted tool that was dropped cannot be chosen either.
-            names = tuple(_name(tool) for tool in chosen if tool.get("name"))
+            names = tuple(_name(tool, tools) for tool in chosen if tool.get("name"))
             return ToolChoice(given["mode"], allowed=names, parallel=parallel)
         if kind in ("function", "custom") and given.get("name"):
-            return ToolChoice("named", name=_name(given), parallel=False)
+            return ToolChoice("named", name=_name(given, tools), parallel=False)
         if isinstance(kind, str) and _HOSTED.fullmatch(kind):
             return ToolChoice(parallel=parallel)
     raise BadRequest(
@@ -148,8 +155,8 @@ def tool_choice(given: str | Mapping[str, Any] | None, *, parallel: bool) -> Too
     )
 
 
-def _name(given: Mapping[str, Any]) -> str:
-    return qualified_name(given.get("namespace"), str(given["name"]))
+def _name(given: Mapping[str, Any], tools: ToolTable) -> str:
+    return tools.model_name(given.get("namespace"), str(given["name"]))
 
 
 class FreeFormInput:
