@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from leadline.text.chat import CallStart
 Payload = dict[str, Any]
 
 
-class OpenItem:
+class OpenItem(ABC):
     """An item that still grows.
 
     Args:
@@ -49,9 +50,9 @@ class OpenItem:
         self._texts.append(text)
         return text
 
+    @abstractmethod
     def closing(self, status: str) -> Iterator[Payload]:
         """Events between the item's text and its end, which make the item complete."""
-        raise NotImplementedError
 
 
 class ReasoningItem(OpenItem):
