@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from leadline.core.errors import BadRequest
 from leadline.text.json_text import dumps
+from leadline.text.shapes import no_image, no_text, string
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool", "latest_reminder"]
 
@@ -117,14 +118,14 @@ def _normalise(message: Any, where: str) -> Message:
             where,
             role,
             content,
-            reasoning=_string(reasoning or "", f"{where}.reasoning_content"),
+            reasoning=string(reasoning or "", f"{where}.reasoning_content"),
             calls=_calls(message, where),
             is_partial=is_partial,
         )
     call_id = ""
     if role == "tool":
         legacy = _LEGACY_CALL_ID if name == "function" else None
-        call_id = _string(legacy or message.get("tool_call_id"), f"{where}.tool_call_id")
+        call_id = string(legacy or message.get("tool_call_id"), f"{where}.tool_call_id")
     task = message.get("task") if role == "user" else None
     return Message(where, role, content, call_id=call_id, task=task, is_partial=is_partial)
 
@@ -145,16 +146,10 @@ def _part(part: Any, where: str) -> str:
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _TEXT_PARTS:
-        return _string(part.get("text"), f"{where}.text")
+        return string(part.get("text"), f"{where}.text")
     if kind in _IMAGE_PARTS:
-        raise BadRequest(
-            f"{where}.type is {brief(kind)}: images are not supported, this server reads text only",
-            param=f"{where}.type",
-            code="not_supported",
-        )
-    raise BadRequest(
-        f"{where}.type is {brief(kind)}; only text parts are supported", param=f"{where}.type"
-    )
+        raise no_image(kind, where)
+    raise no_text(kind, where)
 
 
 def _without_billing_line(text: str) -> str:
@@ -187,8 +182,8 @@ def _call(call: Any, where: str) -> Call:
         arguments = "{}"
     elif not isinstance(arguments, str):  # an object is as good as its JSON (C11)
         arguments = _json(arguments, f"{where}.function.arguments")
-    name = _string(function.get("name"), f"{where}.function.name")
-    return Call(_string(call.get("id"), f"{where}.id"), name, arguments)
+    name = string(function.get("name"), f"{where}.function.name")
+    return Call(string(call.get("id"), f"{where}.id"), name, arguments)
 
 
 def _json(value: Any, where: str) -> str:
@@ -196,9 +191,3 @@ def _json(value: Any, where: str) -> str:
         return dumps(value)
     except ValueError as error:
         raise BadRequest(f"{where}: {error}", param=where) from None
-
-
-def _string(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadRequest(f"{where} is {brief(value)}; it must be a string", param=where)
-    return value

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from leadline.core.errors import BadRequest
-from leadline.serving.shapes import objects, string
+from leadline.text.shapes import no_image, objects, string
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +127,7 @@ def _text_parts(block: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         case "tool_reference":
             text = string(block.get("tool_name"), f"{where}.tool_name")
         case "image":
-            raise BadRequest(
-                f"{where}.type is 'image': images are not supported, this server reads text only",
-                param=f"{where}.type",
-                code="not_supported",
-            )
+            raise no_image(kind, where)
         case _ if kind in _SKIPPED:
             logger.warning("%s: a block of type %s is skipped", where, kind)
             return []

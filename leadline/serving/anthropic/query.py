@@ -19,8 +19,8 @@ from leadline.serving.anthropic.schema import (
 from leadline.serving.chat_call import ChatQuery
 from leadline.serving.formats import answer_format
 from leadline.serving.origin import Origin
-from leadline.serving.shapes import string
 from leadline.text.chat import ChatInput, Tool, ToolChoice
+from leadline.text.shapes import string
 from leadline.text.thinking import thinking_of
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 
 from leadline.core.errors import BadRequest
 from leadline.serving.responses.tools import ToolTable
-from leadline.serving.shapes import objects, string
+from leadline.text.shapes import no_image, no_text, objects, string
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +142,5 @@ def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     if kind == "refusal":
         return {"type": "text", "text": string(part.get("refusal"), f"{where}.refusal")}
     if kind == "input_image":
-        raise BadRequest(
-            f"{where}.type is 'input_image': images are not supported, this server reads text only",
-            param=f"{where}.type",
-            code="not_supported",
-        )
-    raise BadRequest(
-        f"{where}.type is {brief(kind)}; only text parts are supported", param=f"{where}.type"
-    )
+        raise no_image(kind, where)
+    raise no_text(kind, where)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from leadline.core.errors import BadRequest
-from leadline.serving.shapes import objects, string
 from leadline.text.chat import Tool, ToolChoice
+from leadline.text.shapes import objects, string
 
 logger = logging.getLogger(__name__)
 

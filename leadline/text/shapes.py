@@ -36,3 +36,19 @@ def string(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise BadRequest(f"{where} is {brief(value)}; it must be a string", param=where)
     return value
+
+
+def no_image(kind: Any, where: str) -> BadRequest:
+    """The error of an image part, whatever the dialect calls it (serving-api 2.8)."""
+    return BadRequest(
+        f"{where}.type is {brief(kind)}: images are not supported, this server reads text only",
+        param=f"{where}.type",
+        code="not_supported",
+    )
+
+
+def no_text(kind: Any, where: str) -> BadRequest:
+    """The error of any other part that is not text."""
+    return BadRequest(
+        f"{where}.type is {brief(kind)}; only text parts are supported", param=f"{where}.type"
+    )
