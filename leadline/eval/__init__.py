@@ -1,0 +1,1 @@
+"""What a model can do, and what a lossy switch costs it."""

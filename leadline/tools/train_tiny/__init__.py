@@ -1,0 +1,1 @@
+"""Training of the bundled model: data, a differentiable V4.1, the trainer and the export."""
