@@ -34,4 +34,6 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``, copied without waiting where memory is pinned."""
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.first, self.weights)))
+        return Batch(
+            *(t.to(device, non_blocking=True) for t in (self.ids, self.first, self.weights))
+        )
