@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,8 +39,14 @@ logger = logging.getLogger(__name__)
 GIB = 2**30
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(
+    config: EngineConfig, *, make_sampler: Callable[[int], Sampler] = Sampler
+) -> Engine:
     """Load the model, size its cache by what memory is left, and put an engine around them.
+
+    Args:
+        config: all settings.
+        make_sampler: of the model's end token; evaluation has one that knows the answers.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
@@ -111,7 +117,7 @@ def build_engine(config: EngineConfig) -> Engine:
     asynchronous = config.async_scheduling
     return Engine(
         model,
-        Sampler(model_config.eos_token_id),
+        make_sampler(model_config.eos_token_id),
         cache,
         pool.copy_slots,
         policy,

@@ -1,0 +1,112 @@
+"""The suite: which exercises are asked, and how many of each (tiny-model 2).
+
+Every exercise follows from a seed and its place alone: arms and machines get the same ones, and a
+larger suite holds those of a smaller one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+from leadline.config.args import closest
+from leadline.core.errors import ConfigError
+from leadline.eval import heldout
+from leadline.eval.exercise import Exercise
+from leadline.eval.tasks.multi_turn import multi_turn
+from leadline.eval.tasks.needle import needle, two_hop
+from leadline.eval.tasks.recall import recall
+
+Scale: TypeAlias = Literal["quick", "standard", "full"]
+Make: TypeAlias = Callable[[random.Random], Exercise]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Exercises of one family.
+
+    Attributes:
+        family: its name in reports.
+        cells: a generator for each cell, the quick ones first.
+        quick: cells of a quick evaluation, and exercises in each.
+        standard: exercises in each cell.
+        full: the same, as many as the study wants.
+    """
+
+    family: str
+    cells: Sequence[Make]
+    quick: tuple[int, int]
+    standard: int
+    full: int
+
+    def exercises(self, scale: Scale, seed: int, items: int | None = None) -> list[Exercise]:
+        """All of a scale, cell by cell; ``items`` takes the place of its number per cell."""
+        num_cells, count = len(self.cells), self.full if scale == "full" else self.standard
+        if scale == "quick":
+            num_cells, count = self.quick
+        return [
+            make(random.Random(f"evaluation {seed} {self.family} {cell} {i}"))
+            for cell, make in enumerate(self.cells[:num_cells])
+            for i in range(items or count)
+        ]
+
+
+def choose_parts(families: str | None) -> list[Part]:
+    """Those named, with commas between them, in the suite's order; None is all.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if families is None:
+        return list(PARTS)
+    names = [name.strip() for name in families.split(",")]
+    known = [part.family for part in PARTS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"families has {name!r}{closest(name, known)}; there are {', '.join(known)}"
+            )
+    return [part for part in PARTS if part.family in names]
+
+
+LENGTHS = (256, 1024, 2048, 4096, 8192)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def _at_once(make: Callable[..., Exercise], **arguments: object) -> Make:
+    """A generator of chats that are answered without thinking."""
+    return partial(make, thinking=False, **arguments)
+
+
+PARTS = (
+    Part(
+        "recall",
+        [_at_once(recall, size=size, num_questions=1) for size in LENGTHS],
+        quick=(2, 12),
+        standard=100,
+        full=2000,
+    ),
+    Part(
+        "needle",
+        [
+            _at_once(needle, size=size, depth=depth, num_questions=1)
+            for size in (512, *LENGTHS[1:])
+            for depth in DEPTHS
+        ],
+        quick=(5, 3),
+        standard=20,
+        full=200,
+    ),
+    Part("two_hop", [_at_once(two_hop, size=512)], quick=(1, 8), standard=200, full=2000),
+    Part(
+        "multi_turn",
+        [_at_once(multi_turn, size=768, num_turns=8)],
+        quick=(1, 6),
+        standard=100,
+        full=2000,
+    ),
+    Part("prose", [heldout.passage], quick=(1, 4), standard=40, full=1000),
+)
