@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leadline import __version__
-from leadline.config.args import FlagParser, closest, from_values
+from leadline.config.args import FlagParser, closest, from_values, settings
 from leadline.config.engine import CacheConfig, EngineConfig
 from leadline.config.server import ServerConfig, shown
 from leadline.core.errors import ConfigError, LeadlineError
@@ -35,6 +36,7 @@ usage: leadline COMMAND ...
   serve [MODEL]       OpenAI-compatible HTTP server
   chat [MODEL]        chat in the terminal
   generate PROMPT     complete a text; - reads it from standard input
+  eval [MODEL]        what a model can do, and what lossy switches cost it
   inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
   completion SHELL    completion for bash, zsh or fish: eval "$(leadline completion bash)"
 
@@ -199,6 +201,30 @@ async def _generate(config: EngineConfig, prompt: str, options: GenerateOptions)
         print()
 
 
+def evaluate(argv: Sequence[str]) -> None:
+    """``leadline eval [MODEL] [flags]``."""
+    from leadline.eval.command import eval_main
+    from leadline.eval.options import EvalOptions
+
+    values, positionals = _eval_parser().parse(argv, os.environ)
+    known = {setting.name for setting in settings(EngineConfig)}
+    given = {name: value for name, value in values.items() if name in known}
+    given["model"] = _engine_config(values, positionals).model
+    command = shlex.join(["leadline", "eval", *argv])
+    eval_main(from_values(EvalOptions, values), given, command)
+
+
+def _eval_parser() -> FlagParser:
+    from leadline.eval.options import EvalOptions
+
+    return FlagParser(
+        "leadline eval",
+        "[MODEL]",
+        "Measure a model, and arms of it over the same prompts.",
+        [EvalOptions, EngineConfig],
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
     """What is asked about a model.
@@ -248,6 +274,7 @@ PARSERS: dict[str, Callable[[], FlagParser]] = {
     "serve": _serve_parser,
     "chat": _chat_parser,
     "generate": _generate_parser,
+    "eval": _eval_parser,
     "inspect": _inspect_parser,
 }
 
@@ -255,6 +282,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "serve": serve,
     "chat": chat,
     "generate": generate,
+    "eval": evaluate,
     "inspect": inspect,
     "completion": completion,
 }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from leadline.eval.statistics import Estimate
-from leadline.eval.summary import EVERYTHING, Numbers, Summary
+from leadline.eval.summary import Numbers, Summary
 
 # Of the rule for defaults: a switch may cost no more than the rounding of the caches does.
 ROUNDING_ARM = "kv-nvfp4"
@@ -38,10 +38,8 @@ def _change(change: Estimate, scale: float, form: str, unit: str) -> str:
     told = f"{change.mean * scale:+{form}} {unit}"
     if math.isnan(change.se):
         return f"{told}, of which one dialogue gives no error"
-    place = "within" if change.is_near_zero else "more than"
-    return f"{told} ± {change.se * scale:{form}}, {place} two standard errors of zero".replace(
-        "more than two standard errors of", "more than two standard errors from"
-    )
+    place = "within two standard errors of" if change.is_near_zero else "more than two from"
+    return f"{told} ± {change.se * scale:{form}}, {place} zero"
 
 
 def _by_turn(summary: Summary) -> Iterator[str]:
@@ -49,7 +47,7 @@ def _by_turn(summary: Summary) -> Iterator[str]:
     cells = summary.cells.get(BY_TURN, {})
     if not cells:
         return
-    first, last = list(cells)[0], list(cells)[-1]
+    first, last = next(iter(cells)), next(reversed(list(cells)))
     for arm in list(cells[first])[1:]:
         yield f"{arm} in {first} of a conversation: {cost(cells[first][arm])}."
         yield f"{arm} in {last} of a conversation: {cost(cells[last][arm])}."

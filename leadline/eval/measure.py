@@ -1,4 +1,4 @@
-"""What one answer tells: numbers of an outcome, and against the reference's on the same question."""
+"""What one answer tells, alone and against the reference's on the same question."""
 
 from __future__ import annotations
 

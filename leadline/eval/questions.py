@@ -62,11 +62,18 @@ def _question(chat: Chat, number: int, encoder: ChatEncoder) -> Question:
     prompt = encoder.encode(chat.before(turns[number]))
     expectation = Expectation.of_turn(chat, number)
     return Question(
-        cell=f"turn {number + 1}" if len(turns) > 1 else chat.cell or "all",
+        cell=cell_of(chat, number, expectation),
         prompt=prompt,
         gold=_gold(chat, turns[number], encoder),
         expectation=expectation if expectation.is_judged else None,
     )
+
+
+def cell_of(chat: Chat, number: int, expectation: Expectation) -> str:
+    """What the results of an assistant's turn are grouped by; turns count from 0."""
+    if chat.tools:
+        return "calls" if expectation.calls else "answers"
+    return f"turn {number + 1}" if len(chat.turns()) > 1 else chat.cell or "all"
 
 
 def _gold(chat: Chat, turn: int, encoder: ChatEncoder) -> tuple[int, ...]:

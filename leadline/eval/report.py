@@ -125,9 +125,7 @@ def _rows(
         for arm, numbers in arms.items()
     ]
     titles = [title for title in found[0][2] if any(cells[title] for _, _, cells in found)]
-    return titles, [
-        (group, arm, [cells[title] for title in titles]) for group, arm, cells in found
-    ]
+    return titles, [(group, arm, [cells[title] for title in titles]) for group, arm, cells in found]
 
 
 def _markdown_table(first: str, groups: Mapping[str, ByArm]) -> Iterator[str]:

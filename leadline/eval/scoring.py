@@ -120,7 +120,5 @@ def _fits(text: str, schema: Mapping[str, Any]) -> bool:
     return (
         isinstance(arguments, dict)
         and set(schema.get("required", ())) <= arguments.keys() <= properties.keys()
-        and all(
-            value in properties[name].get("enum", [value]) for name, value in arguments.items()
-        )
+        and all(value in properties[name].get("enum", [value]) for name, value in arguments.items())
     )

@@ -10,17 +10,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from leadline.config.args import closest
 from leadline.core.errors import ConfigError
 from leadline.eval import heldout
 from leadline.eval.exercise import Exercise
-from leadline.eval.tasks.multi_turn import multi_turn
-from leadline.eval.tasks.needle import needle, two_hop
-from leadline.eval.tasks.recall import recall
+from leadline.eval.options import Scale
+from leadline.eval.tasks import FAMILIES
 
-Scale: TypeAlias = Literal["quick", "standard", "full"]
 Make: TypeAlias = Callable[[random.Random], Exercise]
 
 
@@ -76,15 +74,15 @@ LENGTHS = (256, 1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def _at_once(make: Callable[..., Exercise], **arguments: object) -> Make:
-    """A generator of chats that are answered without thinking."""
-    return partial(make, thinking=False, **arguments)
+def _chats(family: str, size: int, *, thinking: bool = False, **arguments: object) -> Make:
+    """A generator of chats of about so many tokens."""
+    return partial(FAMILIES[family].make, size=size, thinking=thinking, **arguments)
 
 
 PARTS = (
     Part(
         "recall",
-        [_at_once(recall, size=size, num_questions=1) for size in LENGTHS],
+        [_chats("recall", size, num_questions=1) for size in LENGTHS],
         quick=(2, 12),
         standard=100,
         full=2000,
@@ -92,7 +90,7 @@ PARTS = (
     Part(
         "needle",
         [
-            _at_once(needle, size=size, depth=depth, num_questions=1)
+            _chats("needle", size, depth=depth, num_questions=1)
             for size in (512, *LENGTHS[1:])
             for depth in DEPTHS
         ],
@@ -100,13 +98,21 @@ PARTS = (
         standard=20,
         full=200,
     ),
-    Part("two_hop", [_at_once(two_hop, size=512)], quick=(1, 8), standard=200, full=2000),
+    Part("two_hop", [_chats("two_hop", 512)], quick=(1, 8), standard=200, full=2000),
     Part(
         "multi_turn",
-        [_at_once(multi_turn, size=768, num_turns=8)],
+        [_chats("multi_turn", 768, num_turns=8)],
         quick=(1, 6),
         standard=100,
         full=2000,
+    ),
+    Part("tool_calls", [_chats("tool_calls", 600)], quick=(1, 8), standard=200, full=2000),
+    Part(
+        "word_problem",
+        [_chats("word_problem", 120, thinking=True)],
+        quick=(1, 12),
+        standard=400,
+        full=4000,
     ),
     Part("prose", [heldout.passage], quick=(1, 4), standard=40, full=1000),
 )

@@ -74,9 +74,7 @@ def summarise(records: Mapping[str, Sequence[Record]]) -> Summary:
 
     def by_arm(chosen: Sequence[int]) -> ByArm:
         base = [reference[i] for i in chosen]
-        return {
-            arm: numbers_of([rows[i] for i in chosen], base) for arm, rows in records.items()
-        }
+        return {arm: numbers_of([rows[i] for i in chosen], base) for arm, rows in records.items()}
 
     return Summary(
         {family: by_arm(chosen) for family, chosen in families.items()},

@@ -1,0 +1,132 @@
+"""The same exercises for any OpenAI server: accuracy alone, since it tells no distributions."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from leadline.core.errors import ConfigError, LeadlineError
+from leadline.eval.exercise import Chat
+from leadline.eval.measure import Record
+from leadline.eval.questions import cell_of
+from leadline.eval.scoring import Answer, Call, Expectation
+from leadline.text.chat import ResponseFormat, Tool
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+# A failed request is sent again so often, later each time.
+MAX_RETRIES = 4
+TIMEOUT_SECONDS = 600.0
+# An answer that takes more was not going to be right: the longest here are a few hundred.
+MAX_TOKENS = 1024
+
+
+def make_client(url: str, api_key: str | None) -> AsyncOpenAI:
+    """A client that tries again where that may help.
+
+    Args:
+        url: with its ``/v1``.
+        api_key: None for servers that want none.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+    if importlib.util.find_spec("openai") is None:
+        raise ConfigError("another server is asked with openai; install leadline[eval]")
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(
+        base_url=url,
+        api_key=api_key or "none",
+        max_retries=MAX_RETRIES,
+        timeout=TIMEOUT_SECONDS,
+    )
+
+
+async def ask_endpoint(
+    client: AsyncOpenAI,
+    model: str,
+    chats: Sequence[Chat],
+    *,
+    concurrency: int,
+    advance: Callable[[], object] = lambda: None,
+) -> list[Record]:
+    """Records of every judged turn, in order; the turns before it hold the right answers.
+
+    Args:
+        client: of the server.
+        model: its name there.
+        chats: of one family.
+        concurrency: requests at once.
+        advance: called when a turn was answered.
+
+    Raises:
+        LeadlineError: the server refuses a request, or fails for good.
+    """
+    from openai import OpenAIError
+
+    free = asyncio.Semaphore(concurrency)
+
+    async def ask(number: int, chat: Chat, place: int, expectation: Expectation) -> Record:
+        async with free:
+            answer = await _answer(client, model, chat, chat.turns()[place])
+        advance()
+        return Record(
+            family=chat.family,
+            cell=cell_of(chat, place, expectation),
+            dialogue=number,
+            correct=expectation.is_met(answer),
+            parses=expectation.parses(answer),
+        )
+
+    tasks = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number, chat in enumerate(chats):
+                for place in range(len(chat.turns())):
+                    expectation = Expectation.of_turn(chat, place)
+                    if expectation.is_judged:
+                        tasks.append(group.create_task(ask(number, chat, place, expectation)))
+    except* OpenAIError as errors:
+        raise LeadlineError(f"{client.base_url}: {errors.exceptions[0]}") from errors
+    return [task.result() for task in tasks]
+
+
+async def _answer(client: AsyncOpenAI, model: str, chat: Chat, turn: int) -> Answer:
+    asked = chat.before(turn)
+    fields: dict[str, Any] = {
+        "model": model,
+        "messages": list(asked.messages),
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+        "extra_body": {"chat_template_kwargs": {"thinking": bool(asked.thinking)}},
+    }
+    if asked.tools:
+        fields["tools"] = [_function(tool) for tool in asked.tools]
+    if asked.response_format is not None:
+        fields["response_format"] = _format(asked.response_format)
+    if asked.reasoning_effort is not None:
+        fields["extra_body"]["reasoning_effort"] = asked.reasoning_effort
+    completion = await client.chat.completions.create(**fields)
+    choice = completion.choices[0]
+    calls: Iterable[Any] = choice.message.tool_calls or ()
+    return Answer(
+        text=choice.message.content or "",
+        calls=[Call(call.function.name, call.function.arguments) for call in calls],
+        is_cut=choice.finish_reason == "length",
+    )
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description}
+    parameters = {"parameters": tool.parameters} if tool.parameters is not None else {}
+    return {"type": "function", "function": {**function, **parameters}}
+
+
+def _format(form: ResponseFormat) -> dict[str, Any]:
+    if form.kind == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema}}
