@@ -97,14 +97,14 @@ def recall(
 
     Args:
         rng: decides everything.
-        size: tokens of the notes.
+        size: tokens of the whole.
         thinking: whether the last answer is reasoned.
-        num_questions: turns of the user; left out it is 1 to 12, more for longer notes.
+        num_questions: turns of the user; left out it is 1 to 16, as the size allows.
     """
     thinking = draw_thinking(rng, thinking)
-    facts = draw_notes(rng, size - 40)
     if num_questions is None:
-        num_questions = rng.choice((1, 2, 4, 6, 8, 12)) if rng.random() < 0.8 else 1
+        num_questions = max(1, min(rng.choice((1, 1, 2, 4, 6, 8, 12, 16)), size // 50))
+    facts = draw_notes(rng, size - 24 * num_questions)
     asked = rng.sample(facts, min(num_questions, len(facts)))
     questions = [fact.ask(rng) for fact in asked]
     messages = [system(rng.choice(_SYSTEMS))] if rng.random() < 0.2 else []
@@ -115,7 +115,7 @@ def recall(
     elif rng.random() < 0.3:
         first = f"{questions[0].text}\n\n{note}"
     else:
-        first = f"{rng.choice(_OPENINGS)}\n{note}\n\n{questions[0].text}"
+        first = f"{draw_opening(rng)}\n{note}\n\n{questions[0].text}"
     for i, (fact, question) in enumerate(zip(asked, questions, strict=True)):
         reasoning = quote(fact) if thinking and i == len(asked) - 1 else None
         messages += [
@@ -143,7 +143,7 @@ def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) 
     reasoning = None
     if thinking:
         reasoning = "\n".join(f"{i}. {fact.text}" for i, fact in enumerate(asked, 1))
-    opening = f"{rng.choice(_OPENINGS)}\n{join_facts(rng, facts)}"
+    opening = f"{draw_opening(rng)}\n{join_facts(rng, facts)}"
     return Chat(
         "recall_quiz",
         [user(f"{opening}\n\nAnswer these questions:\n{listed}"), assistant(answers, reasoning)],
@@ -152,6 +152,11 @@ def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) 
         thinking=thinking,
         reasoning_effort=draw_effort(rng, thinking),
     )
+
+
+def draw_opening(rng: random.Random) -> str:
+    """A line that introduces a note."""
+    return rng.choice(_OPENINGS)
 
 
 def join_facts(rng: random.Random, facts: list[Fact]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from leadline.eval.exercise import Chat, Message
 from leadline.eval.tasks import words
@@ -48,11 +50,15 @@ _CANS = _either(
     "What can you do?|Help|Help me.|How can you help me?|What do you know?|Can you help me?|help|"
     "What are you good at?|What should I ask you?|What can I ask?|How do I use you?"
 )
-_THANKS = (
-    "Thanks|Thanks!|Thank you|Thank you!|Thanks a lot.|Thank you very much.|Great, thanks!".split(
-        "|"
-    )
-)
+_THANKS = [
+    "Thanks",
+    "Thanks!",
+    "Thank you",
+    "Thank you!",
+    "Thanks a lot.",
+    "Thank you very much.",
+    "Great, thanks!",
+]
 _BYES = _either("Bye|Bye!|Goodbye|Goodbye!|See you|See you later.|Good night|That is all.")
 _TESTS = _either("Test|test|This is a test.|Testing|ping|Ping|Are you there?|Is this working?")
 _PRAISE = _either("Good job.|Well done!|Nice.|Great!|Cool|Perfect.|Very good.|Awesome!|ok|Okay.")
@@ -140,7 +146,8 @@ def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) ->
             _fill(rng, rng.choice(_CREATIVE_ASKS)), _CREATIVE, "That is too hard for me."
         )
     messages: list[Message] = []
-    rule, shape = "", str
+    rule = ""
+    shape: Callable[[str], str] = str
     form = rng.random()
     if form < 0.15:
         rule, shape = "Answer in upper case.", str.upper
@@ -151,7 +158,7 @@ def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) ->
         rule = rng.choice(("Begin every answer with {}", "Start each answer with {}")).format(
             opening
         )
-        shape = f"{opening} {{}}".format
+        shape = partial("{} {}".format, opening)
     elif form < 0.42:
         ending = rng.choice((words.capital(words.coined(rng)), *_OPENERS))
         rule = f"End every answer with {ending}"

@@ -40,7 +40,6 @@ from leadline.eval.tasks.values import (
     switch,
 )
 
-
 Field: TypeAlias = Value | Callable[[Mapping[str, Any]], Any]
 """Of a result: drawn, or worked out from the arguments."""
 

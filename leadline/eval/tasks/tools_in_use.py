@@ -133,7 +133,7 @@ def draw_call(
         request = _spelled_out(rng, offered.tool.name, spoken)
     else:
         request = template.replace("{+}", extra).format(**said)
-    result, answer, value = _result(rng, blueprint, given, said)
+    result, answer, counts = _result(rng, blueprint, given, said)
     arguments = {offered.names[key]: one for key, one in given.items()}
     return Call(offered.tool.name, words.capital(request), arguments, spoken, result, answer, value)
 
@@ -168,9 +168,9 @@ def _result(
     else:
         parts = [f"the {name.replace('_', ' ')} is {value}" for name, value in told.items()]
         answer = words.capital(f"{words.listed(parts)}.")
-    value = next((text for text in told.values() if text in answer), answer.rstrip("."))
+    counts = next((text for text in told.values() if text in answer), answer.rstrip("."))
     result = fields["text"] if list(fields) == ["text"] else json.dumps(fields)
-    return result, answer, value
+    return result, answer, counts
 
 
 _ACTIONS = words.of(

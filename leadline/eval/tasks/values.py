@@ -125,7 +125,8 @@ _COMMANDS = (
 
 
 def _date(rng: random.Random) -> str:
-    return f"2{rng.randint(0, 9)}{rng.randint(10, 99)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+    year, month, day = rng.randint(1950, 2049), rng.randint(1, 12), rng.randint(1, 28)
+    return f"{year}-{month:02d}-{day:02d}"
 
 
 def _phrase(rng: random.Random) -> str:
