@@ -135,7 +135,9 @@ def draw_call(
         request = template.replace("{+}", extra).format(**said)
     result, answer, counts = _result(rng, blueprint, given, said)
     arguments = {offered.names[key]: one for key, one in given.items()}
-    return Call(offered.tool.name, words.capital(request), arguments, spoken, result, answer, value)
+    return Call(
+        offered.tool.name, words.capital(request), arguments, spoken, result, answer, counts
+    )
 
 
 def _spelled_out(rng: random.Random, name: str, spoken: Mapping[str, str]) -> str:
