@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from leadline.eval.tasks import words
 from leadline.eval.tasks.family import num_tokens
 
+NOT_NOTED = "That is not in the notes."
+"""The answer to a question about what notes do not say."""
+
 Draw = Callable[[random.Random], str]
 
 
@@ -216,6 +219,15 @@ def draw_notes(rng: random.Random, size: int) -> list[Fact]:
         size -= num_tokens(fact.text) + 1
     rng.shuffle(facts)
     return facts
+
+
+def draw_stranger(rng: random.Random, facts: list[Fact]) -> Fact:
+    """A fact that a note could hold but does not."""
+    keys = {fact.key for fact in facts}
+    while True:
+        fact = draw_fact(rng, rng.choice(facts).kind)
+        if fact.key not in keys:
+            return fact
 
 
 def _near(rng: random.Random, key: str) -> str:
