@@ -85,9 +85,7 @@ def invent(rng: random.Random) -> Blueprint:
     description = rng.choice(
         ("", f"{action.capitalize()} the {noun}", f"{action.capitalize()} {noun}s")
     )
-    return Blueprint(
-        (name,), description, required, {}, _asks(action, noun, required), result, answer
-    )
+    return Blueprint((name,), description, required, {}, asks, result, answer)
 
 
 def _asks(action: str, noun: str, required: Mapping[str, Value]) -> tuple[str, ...]:

@@ -171,17 +171,17 @@ _OPENERS = ("Sure:", "OK:", "Well,", "Yes!", "Answer:", "Ahoy!", "Beep.", "Dear 
 def _manner(rng: random.Random) -> tuple[str, Callable[[str], str]]:
     """A system prompt and what it does to an answer; most often there is none."""
     form = rng.random()
-    if form < 0.12:
+    if form < 0.05:
         return "Answer in upper case.", str.upper
-    if form < 0.18:
+    if form < 0.09:
         return "Answer in lower case.", str.lower
     phrase = rng.choice((words.capital(words.coined(rng)), *_OPENERS))
-    if form < 0.3:
+    if form < 0.16:
         rule = rng.choice(("Begin every answer with {}", "Start each answer with {}"))
         return rule.format(phrase), f"{phrase} {{}}".format
-    if form < 0.36:
+    if form < 0.2:
         return f"End every answer with {phrase}", f"{{}} {phrase}".format
-    return (draw_system(rng) if form < 0.6 else ""), str
+    return (draw_system(rng) if form < 0.5 else ""), str
 
 
 def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
