@@ -9,10 +9,11 @@ import pytest
 
 from leadline.core.request import StructuredOutputs
 from leadline.eval.exercise import Chat
-from leadline.eval.tasks.invented_tools import invent
 from leadline.eval.tasks.tool_calls import tool_calls
-from leadline.eval.tasks.toolbox import BLUEPRINTS, Blueprint
-from leadline.eval.tasks.tools_in_use import draw_call, polite, settle
+from leadline.eval.tasks.tools import BLUEPRINTS
+from leadline.eval.tasks.tools.blueprint import Blueprint
+from leadline.eval.tasks.tools.in_use import draw_call, polite, settle
+from leadline.eval.tasks.tools.invented import invent
 from leadline.text.chat import ToolChoice
 from leadline.text.grammar import content_constraint
 from leadline.text.profiles import V41
