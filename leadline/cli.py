@@ -207,11 +207,12 @@ def evaluate(argv: Sequence[str]) -> None:
     from leadline.eval.options import EvalOptions
 
     values, positionals = _eval_parser().parse(argv, os.environ)
+    options = from_values(EvalOptions, values)
     known = {setting.name for setting in settings(EngineConfig)}
     given = {name: value for name, value in values.items() if name in known}
-    given["model"] = _engine_config(values, positionals).model
-    command = shlex.join(["leadline", "eval", *argv])
-    eval_main(from_values(EvalOptions, values), given, command)
+    if options.endpoint is None:
+        given["model"] = _engine_config(values, positionals).model
+    eval_main(options, given, shlex.join(["leadline", "eval", *argv]))
 
 
 def _eval_parser() -> FlagParser:

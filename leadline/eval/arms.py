@@ -152,7 +152,7 @@ def arm_config(arm: Arm, base: Mapping[str, Any]) -> Iterator[EngineConfig]:
         yield from_values(EngineConfig, values)
 
 
-def _overlay(source: Path, folder: Path, changes: Mapping[str, int]) -> None:
+def _overlay(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:
     """A checkpoint of the same files with another ``config.json``."""
     config = dataclasses.replace(load_model_config(source), **changes)
     for file in source.resolve().iterdir():

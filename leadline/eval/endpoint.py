@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leadline.core.errors import ConfigError, LeadlineError
+from leadline.eval.circumstances import circumstances, progress_bars
 from leadline.eval.exercise import Chat
 from leadline.eval.measure import Record
+from leadline.eval.options import EvalOptions
 from leadline.eval.questions import cell_of
+from leadline.eval.report import Report
 from leadline.eval.scoring import Answer, Call, Expectation
+from leadline.eval.suite import choose_parts
+from leadline.eval.summary import summarise
 from leadline.text.chat import ResponseFormat, Tool
 
 if TYPE_CHECKING:
@@ -22,6 +28,47 @@ MAX_RETRIES = 4
 TIMEOUT_SECONDS = 600.0
 # An answer that takes more was not going to be right: the longest here are a few hundred.
 MAX_TOKENS = 1024
+
+
+def evaluate_endpoint(options: EvalOptions, model: str | None, command: str) -> Report:
+    """Ask a model that somebody serves at ``options.endpoint``.
+
+    Args:
+        options: what is asked; prose is left out.
+        model: its name there.
+        command: how this was called, for the report.
+
+    Raises:
+        ConfigError: the model has no name, or the library is not installed.
+        LeadlineError: the server refuses, or fails for good.
+    """
+    assert options.endpoint is not None
+    if model is None:
+        raise ConfigError("endpoint needs --model: the name of a model there")
+    records = asyncio.run(_ask_all(options, make_client(options.endpoint, options.api_key), model))
+    return Report(
+        summary=summarise({model: records}),
+        arms={model: f"at {options.endpoint}"},
+        circumstances={**circumstances(options, command), "model": model},
+    )
+
+
+async def _ask_all(options: EvalOptions, client: AsyncOpenAI, model: str) -> list[Record]:
+    records: list[Record] = []
+    async with client:
+        with progress_bars() as progress:
+            for part in choose_parts(options.families):
+                exercises = part.exercises(options.scale, options.suite_seed, options.items)
+                chats = [exercise for exercise in exercises if isinstance(exercise, Chat)]
+                bar = progress.add_task(part.family, total=sum(len(c.wanted) for c in chats))
+                records += await ask_endpoint(
+                    client,
+                    model,
+                    chats,
+                    concurrency=options.concurrency,
+                    advance=partial(progress.advance, bar),
+                )
+    return records
 
 
 def make_client(url: str, api_key: str | None) -> AsyncOpenAI:

@@ -1,22 +1,18 @@
-"""An evaluation from its options to its report."""
+"""All arms of a model over the same dialogues."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from leadline.config.model import load_model_config
-from leadline.core.version import __version__
 from leadline.engine.launch import resolve_device
 from leadline.eval.arms import ARMS, REFERENCE, arm_config, choose_arms
+from leadline.eval.circumstances import circumstances, progress_bars
 from leadline.eval.measure import Record, measure
 from leadline.eval.options import EvalOptions, Scale
 from leadline.eval.questions import Dialogue, as_dialogue, fits
@@ -31,18 +27,9 @@ from leadline.weights.checkpoint import resolve_checkpoint
 
 # Dialogues that all arms answer before the next ones come: their distributions, a float32 per
 # token of the vocabulary, are kept until then.
-CHUNK = 64
+CHUNK = 128
 # Of each arm, where no setting says so: all engines are alive at once.
 CACHE_BYTES = 2**29
-COUNTED = (
-    "prompt_tokens",
-    "prompt_tokens_cached",
-    "computed_tokens",
-    "replayed_tokens",
-    "upper_rows",
-    "generation_tokens",
-    "steps",
-)
 DEFAULT_ARMS: Mapping[Scale, str] = {
     "quick": "served",
     "standard": ",".join(ARMS),
@@ -62,6 +49,7 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
         ConfigError: options or settings that cannot be used.
         CheckpointError: the model is not there.
     """
+    arms = choose_arms(options.arms or DEFAULT_ARMS[options.scale], options.arm)
     folder = resolve_checkpoint(settings["model"], settings.get("revision"))
     window = load_model_config(folder).sliding_window
     tokenizer = Tokenizer(folder / "tokenizer.json")
@@ -73,38 +61,41 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
         "max_num_queued_reqs": 0,
         **settings,
     }
-    parts = choose_parts(options.families)
-    arms = choose_arms(options.arms or DEFAULT_ARMS[options.scale], options.arm)
     records: dict[str, list[Record]] = {arm.name: [] for arm in arms}
-    num_left_out = 0
     with ExitStack() as stack:
         runners = {
             arm.name: Runner(stack.enter_context(arm_config(arm, shared)), tokenizer, window)
             for arm in arms
         }
         longest = min(runner.max_model_len for runner in runners.values())
+        exercises = [
+            exercise
+            for part in choose_parts(options.families)
+            for exercise in part.exercises(options.scale, options.suite_seed, options.items)
+        ]
+        asked = [as_dialogue(exercise, i, encoder) for i, exercise in enumerate(exercises)]
+        dialogues = [d for d in asked if d.questions and fits(d, longest)]
         progress = stack.enter_context(progress_bars())
-        for part in parts:
-            exercises = part.exercises(options.scale, options.suite_seed, options.items)
-            asked = [as_dialogue(exercise, i, encoder) for i, exercise in enumerate(exercises)]
-            dialogues = [dialogue for dialogue in asked if fits(dialogue, longest)]
-            num_left_out += len(asked) - len(dialogues)
-            task = progress.add_task(part.family, total=len(dialogues) * len(arms))
-            for start in range(0, len(dialogues), CHUNK):
-                chunk = dialogues[start : start + CHUNK]
-                for arm, found in run_arms(runners, chunk, window, partial(progress.advance, task)):
-                    records[arm] += found
-        work = {name: counted(runner) for name, runner in runners.items()}
+        bars = {arm.name: progress.add_task(arm.name, total=len(dialogues)) for arm in arms}
+        for start in range(0, len(dialogues), CHUNK):
+            for arm, found in run_arms(
+                runners,
+                dialogues[start : start + CHUNK],
+                window,
+                lambda arm: progress.advance(bars[arm]),
+            ):
+                records[arm] += found
+        work = {name: runner.counters() for name, runner in runners.items()}
     return Report(
         summary=summarise(records),
         arms={arm.name: arm.meaning for arm in arms},
         circumstances={
             **circumstances(options, command),
             "model": settings["model"],
-            "device": device_name(shared),
+            "device": device_name(settings.get("device", "auto")),
             "settings": shared,
-            "longest dialogue": longest,
-            "dialogues left out as too long": num_left_out,
+            "max_model_len": longest,
+            "dialogues left out as too long": len(asked) - len(dialogues),
         },
         work=work,
     )
@@ -114,12 +105,14 @@ def run_arms(
     runners: Mapping[str, Runner],
     dialogues: Sequence[Dialogue],
     window: int,
-    advance: Callable[[], object],
+    advance: Callable[[str], object],
 ) -> Iterator[tuple[str, list[Record]]]:
-    """Records of each arm, the reference first."""
-    reference = runners[REFERENCE].run(dialogues, advance)
+    """Records of each arm, the reference first; ``advance`` gets its name after each dialogue."""
+    reference = runners[REFERENCE].run(dialogues, partial(advance, REFERENCE))
     for name, runner in runners.items():
-        outcomes = reference if name == REFERENCE else runner.run(dialogues, advance)
+        outcomes = reference
+        if name != REFERENCE:
+            outcomes = runner.run(dialogues, partial(advance, name))
         yield (
             name,
             [
@@ -131,39 +124,9 @@ def run_arms(
         )
 
 
-def counted(runner: Runner) -> dict[str, float]:
-    """What an arm's engine has done."""
-    counters = runner.counters()
-    return {name: counters[name] for name in COUNTED}
-
-
-def circumstances(options: EvalOptions, command: str) -> dict[str, Any]:
-    """What it takes to run the same again."""
-    return {
-        "command": command,
-        "scale": f"{options.items} a cell" if options.items else options.scale,
-        "suite seed": options.suite_seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "leadline": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-    }
-
-
-def device_name(settings: Mapping[str, Any]) -> str:
-    """Where the model runs, and with what."""
-    device = resolve_device(settings.get("device", "auto"))
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+def device_name(device: str) -> str:
+    """Where a model runs, and with what."""
+    resolved = resolve_device(device)
+    if resolved.type == "cuda":
+        return f"{torch.cuda.get_device_name(resolved)}, torch {torch.__version__}"
     return f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
-def progress_bars() -> Progress:
-    """One bar a family, on stderr: the report may be piped."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )

@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
+import textwrap
 from importlib.resources import files
+from pathlib import Path
 
 from leadline.core.errors import ConfigError
 from leadline.eval.exercise import Passage
 
-FILE = "data/heldout.jsonl"
+FILE = Path(str(files("leadline.eval"))) / "data" / "heldout.jsonl"
+# About a thousand tokens of the bundled model.
+PASSAGE_CHARACTERS = 3300
 
 
-@cache
-def texts() -> tuple[str, ...]:
-    """All of it, longest documents in pieces of about a thousand tokens.
+def passages(seed: str, count: int, *, file: Path = FILE) -> list[Passage]:
+    """Passages of about equal length, no two alike: ``count`` of them, or all there are.
+
+    Args:
+        seed: decides which, and their order.
+        count: how many.
+        file: a JSON object a line, of whose keys ``text`` is read.
 
     Raises:
-        ConfigError: the package was built without it.
+        ConfigError: the package was built without the file.
     """
-    file = files("leadline.eval") / FILE
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise ConfigError(
-            f"leadline/eval/{FILE} is missing, so there is no prose to measure; install the whole "
-            "package, or leave prose out of --families"
+            f"{file} is missing, so there is no prose to measure; install the whole package, or "
+            "name --families without prose"
         ) from None
-    return tuple(json.loads(line)["text"] for line in lines)
+    pieces = [piece for line in lines for piece in _pieces(json.loads(line)["text"])]
+    random.Random(seed).shuffle(pieces)
+    return [Passage("prose", piece) for piece in pieces[:count]]
 
 
-def passage(rng: random.Random) -> Passage:
-    """One of them."""
-    return Passage("prose", rng.choice(texts()))
+def _pieces(text: str) -> list[str]:
+    """Whole pieces of a document, cut between words; the rest is too short to compare."""
+    pieces = textwrap.wrap(
+        text,
+        PASSAGE_CHARACTERS,
+        replace_whitespace=False,
+        expand_tabs=False,
+        break_long_words=False,
+    )
+    return [piece for piece in pieces if len(piece) > PASSAGE_CHARACTERS // 2]

@@ -19,7 +19,7 @@ class Record:
     Attributes:
         dialogue: its number; questions of one dialogue are not independent.
         correct: whether the model's own answer is right; None where none is judged.
-        parses: whether its calls do; None where none are wanted.
+        parses: whether its calls or its JSON do; None for free text.
         nll: of the right answer, nats per token; this and what follows is None where another
             server's model is asked.
         bits_per_byte: of the right answer, where it is prose.

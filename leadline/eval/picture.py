@@ -29,42 +29,50 @@ def check() -> None:
 
 
 def draw(summary: Summary, file: Path) -> None:
-    """Two panels side by side, a row a family and a bar an arm: right answers, and KL."""
+    """A row a family and a bar an arm: right answers and, where there are arms to compare, KL."""
     import matplotlib
 
     matplotlib.use("Agg")  # no window, whatever the machine has
     from matplotlib import pyplot
 
-    families = list(summary.families)[::-1]  # from the bottom up
+    families = list(summary.families)
     arms = list(summary.families[families[0]])
+    panels = [("correct", 100, arms, "right answers, % (± one standard error)")]
+    if len(arms) > 1:
+        title = f"KL({arms[0]} || arm) over the first window, nats a token"
+        panels.append(("kl_window", 1, arms[1:], title))
     height = _BAR / len(arms)
-    figure, (left, right) = pyplot.subplots(
-        1, 2, sharey=True, figsize=(11, 1 + len(families) * max(0.5, 0.16 * len(arms)))
+    figure, axes = pyplot.subplots(
+        1,
+        len(panels),
+        squeeze=False,
+        sharey=True,
+        figsize=(6 * len(panels), 1.2 + len(families) * max(0.45, 0.13 * len(arms))),
     )
     colours = pyplot.get_cmap("tab10")
-    panels = ((left, "correct", 100, arms), (right, "kl_window", 1, arms[1:]))
-    for axes, measure, scale, shown in panels:
+    for panel, (measure, scale, shown, title) in zip(axes[0], panels, strict=True):
         for arm in shown:
-            i = arms.index(arm)
+            offset = (arms.index(arm) + 0.5) * height - _BAR / 2
             rows = [
-                (y + _BAR / 2 - (i + 0.5) * height, number)
-                for y, family in enumerate(families)
+                (place + offset, number)
+                for place, family in enumerate(families)
                 if (number := summary.families[family][arm].get(measure)) is not None
             ]
-            axes.barh(
-                [y for y, _ in rows],
+            panel.barh(
+                [place for place, _ in rows],
                 [number.mean * scale for _, number in rows],
                 height,
                 xerr=[number.se * scale for _, number in rows],
                 label=arm,
-                color=colours(i % 10),
+                color=colours(arms.index(arm) % 10),
                 error_kw={"elinewidth": 0.8},
             )
-    left.set_yticks(range(len(families)), families)
-    left.set_xlim(0, 100)
-    left.set_xlabel("right answers, % (± one standard error)")
-    right.set_xlabel("KL(exact || arm) over the first window, nats a token")
-    left.legend(loc="upper center", bbox_to_anchor=(1, 1.0), fontsize="small")
-    figure.tight_layout()
-    figure.savefig(file, dpi=150)
+        panel.set_xlabel(title)
+        panel.set_xlim(left=0)
+        panel.grid(axis="x", alpha=0.3)
+    axes[0][0].set_yticks(range(len(families)), families)
+    axes[0][0].invert_yaxis()  # in the order of the tables
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper center", ncols=len(arms))
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.4 / figure.get_figheight()))
+    figure.savefig(file, dpi=120)
     pyplot.close(figure)

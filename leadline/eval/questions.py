@@ -11,7 +11,7 @@ from leadline.text.chat import AnswerStart, ChatPrompt
 from leadline.text.encoding import ChatEncoder
 
 # Of a passage: the model continues it from here on, as it continues a prompt.
-PROMPT_SHARE = 0.75
+PROMPT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,13 @@ def _continuation(passage: Passage, encoder: ChatEncoder) -> Question:
 
 
 def fits(dialogue: Dialogue, max_model_len: int) -> bool:
-    """Whether the longest prompt of a dialogue leaves room for twice its answer."""
-    longest = max(dialogue.questions, key=lambda q: len(q.prompt.token_ids) + len(q.gold))
-    return len(longest.prompt.token_ids) + answer_limit(longest) <= max_model_len
+    """Whether each of a dialogue's prompts leaves room for an answer."""
+    return all(
+        len(question.prompt.token_ids) + answer_limit(question) <= max_model_len
+        for question in dialogue.questions
+    )
 
 
 def answer_limit(question: Question) -> int:
     """Tokens that a model may take for its own answer."""
-    return 2 * len(question.gold) + 16
+    return len(question.gold) * 3 // 2 + 16

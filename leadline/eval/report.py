@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from leadline.eval.conclusions import conclusions
@@ -47,6 +48,7 @@ class Report:
         return "\n".join(self._markdown()) + "\n"
 
     def _markdown(self) -> Iterator[str]:
+        reference = next(iter(self.arms))
         yield f"# Evaluation of {self.circumstances['model']}"
         yield ""
         yield f"`{self.circumstances['command']}`"
@@ -56,7 +58,7 @@ class Report:
         yield ""
         yield "## Families"
         yield ""
-        yield from _markdown_table("family", self.summary.families)
+        yield from _markdown_table("family", self.summary.families, reference)
         yield ""
         if found := list(conclusions(self.summary)):
             yield "## Conclusions"
@@ -66,20 +68,38 @@ class Report:
         for family, cells in self.summary.cells.items():
             yield f"## {family}, by cell"
             yield ""
-            yield from _markdown_table("cell", cells)
+            yield from _markdown_table("cell", cells, reference)
             yield ""
         yield "## Circumstances"
         yield ""
         yield from (f"* {name}: {value}" for name, value in self.circumstances.items())
 
     def table(self) -> Table:
-        """The families, for the terminal."""
-        columns, rows = _rows(self.summary.families)
-        table = Table("family", "arm", title=f"Evaluation of {self.circumstances['model']}")
-        for title in columns:
-            table.add_column(title, justify="right")
-        for family, arm, cells in rows:
-            table.add_row(family, arm, *cells, end_section=arm == list(self.arms)[-1])
+        """The families in the width of a terminal."""
+        reference = next(iter(self.arms))
+        table = Table(title=f"Evaluation of {self.circumstances['model']}", box=SIMPLE_HEAD)
+        for title in ("family", "arm"):
+            table.add_column(title, no_wrap=True)
+        for title in ("n", "right, %", "change, pp", "KL", "flips, %"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for family, arms in self.summary.families.items():
+            for arm, numbers in arms.items():
+                cells = _cells(numbers, is_reference=arm == reference)
+                means = ("", "")
+                if arm != reference:
+                    means = (
+                        f"{numbers['kl_window'].mean:.4f}",
+                        f"{numbers['flips'].mean * 100:.2f}",
+                    )
+                table.add_row(
+                    family * (arm == reference),
+                    arm,
+                    cells["n"],
+                    cells["right, %"],
+                    cells.get("change, pp", ""),
+                    *means,
+                )
+            table.add_section()
         return table
 
 
@@ -98,16 +118,20 @@ def quantity(
     return mean if math.isnan(number.se) else f"{mean} ± {number.se * scale:{form}}"
 
 
-def _cells(numbers: Numbers) -> dict[str, str]:
+def _cells(numbers: Numbers, *, is_reference: bool) -> dict[str, str]:
     """Texts of a row by their columns; changes are to the reference, paired."""
     get = numbers.get
-    return {
+    alone = {
         "n": str(max(number.n for number in numbers.values())),
         "right, %": percent(get("correct")),
-        "change, pp": percent(get("correct_change"), signed=True),
-        "calls parse, %": percent(get("parses")),
+        "parses, %": percent(get("parses")),
         "bits per byte": quantity(get("bits_per_byte"), form=".3f"),
         "NLL, nats": quantity(get("nll"), form=".3f"),
+    }
+    if is_reference:
+        return alone
+    return alone | {
+        "change, pp": percent(get("correct_change"), signed=True),
         "NLL change": quantity(get("nll_change"), signed=True),
         "KL, first window": quantity(get("kl_window")),
         "KL, answer": quantity(get("kl")),
@@ -115,21 +139,37 @@ def _cells(numbers: Numbers) -> dict[str, str]:
     }
 
 
+_TITLES = (
+    "n",
+    "right, %",
+    "change, pp",
+    "parses, %",
+    "bits per byte",
+    "NLL, nats",
+    "NLL change",
+    "KL, first window",
+    "KL, answer",
+    "flips, %",
+)
+
+
 def _rows(
-    groups: Mapping[str, ByArm],
+    groups: Mapping[str, ByArm], reference: str
 ) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
     """Titles of the columns that are not empty, and rows: group, arm, texts."""
     found = [
-        (group, arm, _cells(numbers))
+        (group, arm, _cells(numbers, is_reference=arm == reference))
         for group, arms in groups.items()
         for arm, numbers in arms.items()
     ]
-    titles = [title for title in found[0][2] if any(cells[title] for _, _, cells in found)]
-    return titles, [(group, arm, [cells[title] for title in titles]) for group, arm, cells in found]
+    titles = [title for title in _TITLES if any(cells.get(title) for _, _, cells in found)]
+    return titles, [
+        (group, arm, [cells.get(title, "") for title in titles]) for group, arm, cells in found
+    ]
 
 
-def _markdown_table(first: str, groups: Mapping[str, ByArm]) -> Iterator[str]:
-    titles, rows = _rows(groups)
+def _markdown_table(first: str, groups: Mapping[str, ByArm], reference: str) -> Iterator[str]:
+    titles, rows = _rows(groups, reference)
     yield _markdown_row([first, "arm", *titles])
     yield _markdown_row(["---", "---", *("---:" for _ in titles)])
     for group, arm, cells in rows:

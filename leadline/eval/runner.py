@@ -152,7 +152,8 @@ class Runner:
         """
         self._engine.reset_prefix_cache()
         found: dict[tuple[int, int], Outcome] = {}
-        waiting = deque(dialogues)
+        # Long ones first, or the last of them would run alone.
+        waiting = deque(sorted(dialogues, key=lambda d: len(d.questions), reverse=True))
         running: dict[str, tuple[_Reply, _Course]] = {}
         num_courses = 0
         while True:

@@ -52,11 +52,13 @@ class Expectation:
 
     Attributes:
         text: a word or words of it; None leaves the text free.
+        is_json: ``text`` is the whole answer, and what it means counts.
         calls: its calls.
         tools: what may be called.
     """
 
     text: str | None
+    is_json: bool
     calls: tuple[Call, ...]
     tools: tuple[Tool, ...]
 
@@ -67,6 +69,7 @@ class Expectation:
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         return cls(
             text=chat.wanted[number] if chat.wanted else None,
+            is_json=chat.response_format is not None and number == len(chat.turns()) - 1,
             calls=tuple(Call(f["name"], f["arguments"]) for f in functions),
             tools=chat.tools,
         )
@@ -80,12 +83,19 @@ class Expectation:
         """Whether an answer is right; parallel calls may come in any order."""
         return (
             not answer.is_cut
-            and (self.text is None or holds_words(answer.text, self.text))
+            and (self.text is None or self._is_said(answer.text, self.text))
             and _meaning(answer.calls) == _meaning(self.calls)
         )
 
+    def _is_said(self, text: str, wanted: str) -> bool:
+        if self.is_json:
+            return canonical(text) == canonical(wanted)
+        return holds_words(text, wanted)
+
     def parses(self, answer: Answer) -> bool | None:
-        """Whether the answer calls, and each call fits its tool; None where none is wanted."""
+        """Whether the answer is JSON, or calls and each call fits its tool; None for free text."""
+        if self.is_json:
+            return _parsed(answer.text) is not None
         if not self.calls:
             return None
         schemas = {tool.name: tool.parameters or {} for tool in self.tools}
@@ -100,9 +110,10 @@ class Expectation:
 
 
 def holds_words(text: str, words: str) -> bool:
-    """Whether ``words`` stand in ``text``, no letter or digit running into them."""
-    before = r"(?<!\w)" if words[:1].isalnum() else ""
-    after = r"(?!\w)" if words[-1:].isalnum() else ""
+    """Whether ``words`` stand alone in ``text``: no letter or digit runs into theirs, and nothing
+    but space touches a sign."""
+    before = r"(?<!\w)" if words[0].isalnum() else r"(?<!\S)"
+    after = r"(?!\w)" if words[-1].isalnum() else r"(?!\S)"
     return re.search(before + re.escape(words) + after, text) is not None
 
 
@@ -110,12 +121,17 @@ def _meaning(calls: Sequence[Call]) -> list[tuple[str, str]]:
     return sorted((call.name, canonical(call.arguments)) for call in calls)
 
 
+def _parsed(text: str) -> Any:
+    """A JSON value, or None for what is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _fits(text: str, schema: Mapping[str, Any]) -> bool:
     """Whether every required property is there, none is made up, and enumerated ones are known."""
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        return False
+    arguments = _parsed(text)
     properties = schema.get("properties", {})
     return (
         isinstance(arguments, dict)

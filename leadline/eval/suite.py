@@ -19,7 +19,8 @@ from leadline.eval.exercise import Exercise
 from leadline.eval.options import Scale
 from leadline.eval.tasks import FAMILIES
 
-Make: TypeAlias = Callable[[random.Random], Exercise]
+Source: TypeAlias = Callable[[str, int], Sequence[Exercise]]
+"""The first so many exercises of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class Part:
 
     Attributes:
         family: its name in reports.
-        cells: a generator for each cell, the quick ones first.
+        cells: a source for each cell, the quick ones first.
         quick: cells of a quick evaluation, and exercises in each.
         standard: exercises in each cell.
         full: the same, as many as the study wants.
     """
 
     family: str
-    cells: Sequence[Make]
+    cells: Sequence[Source]
     quick: tuple[int, int]
     standard: int
     full: int
@@ -46,9 +47,9 @@ class Part:
         if scale == "quick":
             num_cells, count = self.quick
         return [
-            make(random.Random(f"evaluation {seed} {self.family} {cell} {i}"))
-            for cell, make in enumerate(self.cells[:num_cells])
-            for i in range(items or count)
+            exercise
+            for cell, source in enumerate(self.cells[:num_cells])
+            for exercise in source(f"evaluation {seed} {self.family} {cell}", items or count)
         ]
 
 
@@ -74,9 +75,14 @@ LENGTHS = (256, 1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def _chats(family: str, size: int, *, thinking: bool = False, **arguments: object) -> Make:
-    """A generator of chats of about so many tokens."""
-    return partial(FAMILIES[family].make, size=size, thinking=thinking, **arguments)
+def _chats(family: str, size: int, *, thinking: bool = False, **arguments: object) -> Source:
+    """Chats of about so many tokens."""
+    make = partial(FAMILIES[family].make, size=size, thinking=thinking, **arguments)
+
+    def source(seed: str, count: int) -> list[Exercise]:
+        return [make(random.Random(f"{seed} {i}")) for i in range(count)]
+
+    return source
 
 
 PARTS = (
@@ -106,7 +112,7 @@ PARTS = (
         standard=100,
         full=2000,
     ),
-    Part("tool_calls", [_chats("tool_calls", 600)], quick=(1, 8), standard=200, full=2000),
+    Part("tool_calls", [_chats("tool_calls", 600)], quick=(1, 5), standard=200, full=2000),
     Part(
         "word_problem",
         [_chats("word_problem", 120, thinking=True)],
@@ -114,5 +120,14 @@ PARTS = (
         standard=400,
         full=4000,
     ),
-    Part("prose", [heldout.passage], quick=(1, 4), standard=40, full=1000),
+    Part(
+        "multiple_choice",
+        [_chats("multiple_choice", 300, num_questions=1)],
+        quick=(1, 12),
+        standard=400,
+        full=4000,
+    ),
+    Part("json_output", [_chats("json_output", 200)], quick=(1, 8), standard=200, full=2000),
+    Part("sequences", [_chats("sequences", 100)], quick=(1, 8), standard=200, full=2000),
+    Part("prose", [heldout.passages], quick=(1, 4), standard=40, full=1000),
 )
