@@ -169,6 +169,11 @@ def coined(rng: random.Random) -> str:
     )
 
 
+def coined_place(rng: random.Random) -> str:
+    """A name on no map."""
+    return coined(rng).capitalize()
+
+
 def full_name(rng: random.Random) -> str:
     """First and last name."""
     return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
