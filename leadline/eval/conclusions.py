@@ -35,11 +35,11 @@ def cost(numbers: Numbers) -> str:
 def _change(change: Estimate, scale: float, form: str, unit: str) -> str:
     if not change.mean and not change.se:
         return f"as before on all {change.n}"
-    told = f"{change.mean * scale:+{form}} {unit}"
+    mean = f"{change.mean * scale:+{form}}"
     if math.isnan(change.se):
-        return f"{told}, of which one dialogue gives no error"
+        return f"{mean} {unit}; one dialogue alone tells no error"
     place = "within two standard errors of" if change.is_near_zero else "more than two from"
-    return f"{told} ± {change.se * scale:{form}}, {place} zero"
+    return f"{mean} ± {change.se * scale:{form}} {unit}, {place} zero"
 
 
 def _by_turn(summary: Summary) -> Iterator[str]:

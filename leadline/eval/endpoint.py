@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,13 +59,15 @@ async def _ask_all(options: EvalOptions, client: AsyncOpenAI, model: str) -> lis
     async with client:
         with progress_bars() as progress:
             for part in choose_parts(options.families):
+                if not part.is_chat:
+                    continue
                 exercises = part.exercises(options.scale, options.suite_seed, options.items)
-                chats = [exercise for exercise in exercises if isinstance(exercise, Chat)]
-                bar = progress.add_task(part.family, total=sum(len(c.wanted) for c in chats))
+                turns = judged_turns(e for e in exercises if isinstance(e, Chat))
+                bar = progress.add_task(part.family, total=len(turns))
                 records += await ask_endpoint(
                     client,
                     model,
-                    chats,
+                    turns,
                     concurrency=options.concurrency,
                     advance=partial(progress.advance, bar),
                 )
@@ -93,20 +96,40 @@ def make_client(url: str, api_key: str | None) -> AsyncOpenAI:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer that is asked for: the assistant's turn ``place`` of chat ``number``."""
+
+    chat: Chat
+    number: int
+    place: int
+    expectation: Expectation
+
+
+def judged_turns(chats: Iterable[Chat]) -> list[Turn]:
+    """Of every chat those turns whose answers can be wrong."""
+    turns = [
+        Turn(chat, number, place, Expectation.of_turn(chat, place))
+        for number, chat in enumerate(chats)
+        for place in range(len(chat.turns()))
+    ]
+    return [turn for turn in turns if turn.expectation.is_judged]
+
+
 async def ask_endpoint(
     client: AsyncOpenAI,
     model: str,
-    chats: Sequence[Chat],
+    turns: Sequence[Turn],
     *,
     concurrency: int,
     advance: Callable[[], object] = lambda: None,
 ) -> list[Record]:
-    """Records of every judged turn, in order; the turns before it hold the right answers.
+    """Records of turns, in their order; what comes before each holds the right answers.
 
     Args:
         client: of the server.
         model: its name there.
-        chats: of one family.
+        turns: what is asked.
         concurrency: requests at once.
         advance: called when a turn was answered.
 
@@ -117,26 +140,21 @@ async def ask_endpoint(
 
     free = asyncio.Semaphore(concurrency)
 
-    async def ask(number: int, chat: Chat, place: int, expectation: Expectation) -> Record:
+    async def ask(turn: Turn) -> Record:
         async with free:
-            answer = await _answer(client, model, chat, chat.turns()[place])
+            answer = await _answer(client, model, turn.chat, turn.chat.turns()[turn.place])
         advance()
         return Record(
-            family=chat.family,
-            cell=cell_of(chat, place, expectation),
-            dialogue=number,
-            correct=expectation.is_met(answer),
-            parses=expectation.parses(answer),
+            family=turn.chat.family,
+            cell=cell_of(turn.chat, turn.place, turn.expectation),
+            dialogue=turn.number,
+            correct=turn.expectation.is_met(answer),
+            parses=turn.expectation.parses(answer),
         )
 
-    tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            for number, chat in enumerate(chats):
-                for place in range(len(chat.turns())):
-                    expectation = Expectation.of_turn(chat, place)
-                    if expectation.is_judged:
-                        tasks.append(group.create_task(ask(number, chat, place, expectation)))
+            tasks = [group.create_task(ask(turn)) for turn in turns]
     except* OpenAIError as errors:
         raise LeadlineError(f"{client.base_url}: {errors.exceptions[0]}") from errors
     return [task.result() for task in tasks]

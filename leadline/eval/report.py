@@ -77,7 +77,12 @@ class Report:
     def table(self) -> Table:
         """The families in the width of a terminal."""
         reference = next(iter(self.arms))
-        table = Table(title=f"Evaluation of {self.circumstances['model']}", box=SIMPLE_HEAD)
+        table = Table(
+            title=f"Evaluation of {self.circumstances['model']}",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for title in ("family", "arm"):
             table.add_column(title, no_wrap=True)
         for title in ("n", "right, %", "change, pp", "KL", "flips, %"):
@@ -85,20 +90,13 @@ class Report:
         for family, arms in self.summary.families.items():
             for arm, numbers in arms.items():
                 cells = _cells(numbers, is_reference=arm == reference)
-                means = ("", "")
+                means = [""] * 2
                 if arm != reference:
-                    means = (
-                        f"{numbers['kl_window'].mean:.4f}",
-                        f"{numbers['flips'].mean * 100:.2f}",
-                    )
-                table.add_row(
-                    family * (arm == reference),
-                    arm,
-                    cells["n"],
-                    cells["right, %"],
-                    cells.get("change, pp", ""),
-                    *means,
-                )
+                    kl, flips = numbers["kl_window"].mean, numbers["flips"].mean
+                    means = [f"{kl:.4f}", f"{flips * 100:.2f}"]
+                change = cells.get("change, pp", "")
+                name = family if arm == reference else ""
+                table.add_row(name, arm, cells["n"], cells["right, %"], change, *means)
             table.add_section()
         return table
 

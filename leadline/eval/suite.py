@@ -33,6 +33,7 @@ class Part:
         quick: cells of a quick evaluation, and exercises in each.
         standard: exercises in each cell.
         full: the same, as many as the study wants.
+        is_chat: whether there are answers to judge, and not only text to predict.
     """
 
     family: str
@@ -40,6 +41,7 @@ class Part:
     quick: tuple[int, int]
     standard: int
     full: int
+    is_chat: bool = True
 
     def exercises(self, scale: Scale, seed: int, items: int | None = None) -> list[Exercise]:
         """All of a scale, cell by cell; ``items`` takes the place of its number per cell."""
@@ -129,5 +131,5 @@ PARTS = (
     ),
     Part("json_output", [_chats("json_output", 200)], quick=(1, 8), standard=200, full=2000),
     Part("sequences", [_chats("sequences", 100)], quick=(1, 8), standard=200, full=2000),
-    Part("prose", [heldout.passages], quick=(1, 4), standard=40, full=1000),
+    Part("prose", [heldout.passages], quick=(1, 4), standard=40, full=1000, is_chat=False),
 )
