@@ -29,7 +29,7 @@ def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in ([], ["--help"], ["-h"]):
         assert main(argv) == 0
         shown = capsys.readouterr().out
-        for command in ("serve", "chat", "generate", "inspect"):
+        for command in ("serve", "chat", "generate", "eval", "inspect"):
             assert f"  {command} " in shown
 
 
@@ -38,7 +38,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"leadline {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "generate", "inspect"])
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "eval", "inspect"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([command, "--help"])
@@ -64,6 +64,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["completion", "sh"], "completion is for bash, zsh, "),
         (["serve", "--ssl-keyfile", "k"], "ssl_keyfile is given without ssl_certfile"),
         (["serve", "--port", "0", "--ssl-certfile", "nowhere"], "the certificate or its key"),
+        (["eval", "--arms", "replay"], "arms has 'replay'"),
+        (["eval", "--quick", "--full"], "quick and full exclude each other"),
+        (["eval", "--endpoint", "http://localhost/v1"], "endpoint needs --model"),
         (["inspect", "./nowhere"], "'./nowhere' is neither a folder nor a preset"),
         (["inspect", "--memory", "much"], "memory: 'much' is not a whole number"),
     ],
