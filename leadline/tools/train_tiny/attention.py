@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.config.model import ModelConfig
-from leadline.kernels.reference.indexer import top_k_mask
+from leadline.tools.train_tiny.indexer import (
+    Indexer,
+    Selection,
+    add_attention,
+    choose,
+    index_scores,
+    probed_mask,
+)
 from leadline.tools.train_tiny.layers import (
     Compiler,
     matrix,
@@ -17,8 +24,8 @@ from leadline.tools.train_tiny.layers import (
     packed_linear,
     rms_norm,
 )
-from leadline.tools.train_tiny.quantize import fake_fp4_16, fake_fp4_32, fake_fp8_32
-from leadline.tools.train_tiny.rows import Angles, Rows, rotate
+from leadline.tools.train_tiny.quantize import fake_fp4_16, fake_fp8_32
+from leadline.tools.train_tiny.rows import Rows, rotate
 from leadline.tools.train_tiny.window import attend, attend_flex
 
 
@@ -29,23 +36,6 @@ class Compressed:
     ratio: int
     entries: Tensor
     keys: Tensor
-
-
-@dataclass(slots=True)
-class Selection:
-    """What an index source publishes, and what its group of layers gives back.
-
-    Attributes:
-        chosen: ``[B, S, N]`` bool, or None where every visible entry is attended.
-        candidates: ``[B, S, N]`` bool, or None where all are.
-        scores: ``[B, n, N]`` float32 index scores of the probed rows, differentiable.
-        attended: ``[B, n, N]`` float32, the attention that the group gave to entries, summed.
-    """
-
-    chosen: Tensor | None = None
-    candidates: Tensor | None = None
-    scores: Tensor | None = None
-    attended: Tensor | None = None
 
 
 class Compressor(nn.Module):
@@ -60,107 +50,21 @@ class Compressor(nn.Module):
             self.wgate = matrix(d, width, dtype, gain=0.2)
         self.norm = norm_weight(d, dtype)
 
-    def forward(self, u: Tensor) -> Tensor:
+    def forward(self, u: Tensor, compiler: Compiler) -> Tensor:
         """``[B, S, D]`` -> latents ``[B, S / ratio, d]``, not rotated."""
-        if self.ratio == 1:
-            pooled = F.linear(u, self.wkv.weight)
-        else:
-            wide = u.float()
-            values = F.linear(wide, self.wkv.weight.float()).unflatten(1, (-1, self.ratio))
-            gates = F.linear(wide, self.wgate.weight.float()).unflatten(1, (-1, self.ratio))
-            pooled = (values * gates.softmax(2)).sum(2).to(u.dtype)
-        return rms_norm(pooled, self.norm.weight, self.eps)
+        gate = self.wgate.weight if self.ratio > 1 else None
+        return compiler(pool)(u, self.wkv.weight, gate, self.norm.weight, self.ratio, self.eps)
 
 
-class Indexer(nn.Module):
-    """Index scores; learns from the attention of the layers that use its selection (3.4, 3.5)."""
-
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        width, dim, heads = config.hidden_size, config.index_head_dim, config.index_n_heads
-        self.heads, self.dim, self.eps = heads, dim, config.rms_norm_eps
-        self.topk, self.block = config.index_topk, config.candidate_block_size
-        self.topk_blocks = config.candidate_topk_blocks
-        self.makes_candidates = layer == config.candidate_source_layer_id
-        if layer in config.kv_source_layer_ids:
-            self.wk = matrix(dim, config.head_dim, dtype, gain=1.0)
-            self.k_norm = norm_weight(dim, dtype)
-        self.wq_b = matrix(heads * dim, config.q_lora_rank, dtype, gain=1.0)
-        self.weights_proj = matrix(heads, width, dtype, gain=1.0)
-
-    def keys(self, latents: Tensor, angles: Angles, quantize: bool) -> Tensor:
-        """Latents ``[B, N, d]`` -> keys ``[B, N, di]``."""
-        keys = rms_norm(F.linear(latents, self.wk.weight), self.k_norm.weight, self.eps)
-        keys = rotate(keys, *angles)
-        return fake_fp4_32(keys) if quantize else keys
-
-    def queries(self, u: Tensor, qr: Tensor, angles: Angles, quantize: bool) -> tuple[Tensor, ...]:
-        """Queries ``[B, n, Hi, di]`` and head weights ``[B, n, Hi]`` of rows ``[B, n, ...]``."""
-        q = packed_linear(qr, self.wq_b.weight, quantize).unflatten(-1, (self.heads, self.dim))
-        q = rotate(q, *(part.unsqueeze(2) for part in angles))
-        scale = self.dim**-0.5 * self.heads**-0.5
-        weights = F.linear(u, self.weights_proj.weight) * scale
-        return fake_fp4_32(q) if quantize else q, weights
-
-
-def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """``sum_h relu(q_h . k_j) w_h``: ``[B, n, Hi, di]``, ``[B, n, Hi]``, ``[B, N, di]``."""
-    b, n, heads, _ = q.shape
-    dots = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).view(b, n, heads, -1)
-    return (dots.relu().float() * weights.float().unsqueeze(-1)).sum(2)
-
-
-def choose(
-    scores: Tensor,
-    visible: Tensor,
-    candidates: Tensor | None,
-    topk: int,
-    topk_blocks: int,
-    block: int,
-    fused: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Chosen entries and the candidates of the layers above (3.5, 3.6).
-
-    Args:
-        scores: ``[B, S, N]``.
-        visible: ``[B, S, N]`` bool.
-        candidates: ``[B, S, N]`` bool where this layer is restricted to them.
-        topk: ``index_topk``.
-        topk_blocks: blocks of candidates to publish; 0 publishes none.
-        block: ``candidate_block_size``.
-        fused: fast on a GPU; entries that equal the last chosen one are then chosen too.
-
-    Returns:
-        Two ``[B, S, N]`` bool; the second is None where every entry may be chosen.
-    """
-    best = _threshold_mask if fused else top_k_mask
-    scores = scores.masked_fill(~visible, -torch.inf).flatten(0, 1)
-    if candidates is not None:
-        scores = scores.masked_fill(~candidates.flatten(0, 1), -torch.inf)
-    published = None
-    if 0 < topk_blocks * block < scores.shape[1]:
-        blocks = F.pad(scores, (0, -scores.shape[1] % block), value=-torch.inf)
-        highest = blocks.unflatten(1, (-1, block)).amax(-1)
-        # The newest visible entry is the last one; its block counts as one of the best.
-        order = torch.arange(scores.shape[1], device=scores.device)
-        newest = torch.where(visible.flatten(0, 1), order, -1).amax(-1, keepdim=True)
-        pinned = torch.arange(highest.shape[1], device=scores.device) == newest // block
-        kept = best(highest.masked_fill(pinned, torch.inf), topk_blocks)
-        published = kept.repeat_interleave(block, 1)[:, : scores.shape[1]].view_as(visible)
-    return best(scores, topk).view_as(visible), published
-
-
-def _threshold_mask(scores: Tensor, k: int) -> Tensor:
-    """The k best of each row and whatever equals the last, by bisection on bf16 as integers."""
-    bits = scores.bfloat16().view(torch.int16).int()
-    order = torch.where(bits >= 0, bits, -(bits & 0x7FFF))
-    finite = scores > -torch.inf
-    order = torch.where(finite, order, -40000)
-    low = torch.full_like(order[:, :1], -32768)
-    for step in (32768, *(2**i for i in range(14, -1, -1))):
-        enough = (order >= low + step).sum(-1, keepdim=True) >= k
-        low = torch.where(enough, low + step, low)
-    return finite & (order >= low)
+def pool(
+    u: Tensor, wkv: Tensor, wgate: Tensor | None, norm: Tensor, ratio: int, eps: float
+) -> Tensor:
+    """Latents of every group of ``ratio`` tokens: a softmax over the group for each channel."""
+    if wgate is None:
+        return rms_norm(F.linear(u, wkv), norm, eps)
+    values = F.linear(u.float(), wkv.float()).unflatten(1, (-1, ratio))
+    gates = F.linear(u.float(), wgate.float()).unflatten(1, (-1, ratio))
+    return rms_norm((values * gates.softmax(2)).sum(2).to(u.dtype), norm, eps)
 
 
 class Attention(nn.Module):
@@ -186,7 +90,7 @@ class Attention(nn.Module):
         if layer in config.kv_source_layer_ids:
             self.compressor = Compressor(config, self.ratio, dtype)
         if layer in config.index_source_layer_ids:
-            self.indexer = Indexer(config, layer, dtype)
+            self.indexer = Indexer(config, layer, dtype, compiler)
 
     def forward(
         self,
@@ -237,7 +141,7 @@ class Attention(nn.Module):
         return y, compressed
 
     def _compress(self, u: Tensor, rows: Rows, quantize: bool) -> Compressed:
-        latents = self.compressor(u)
+        latents = self.compressor(u, self.compiled)
         angles = rows.entries[self.ratio].angles
         entries = rotate(latents, *angles)
         if quantize:
@@ -277,7 +181,7 @@ class Attention(nn.Module):
             probe = rows.probe
             angles = (rows.yarn[0][:, probe], rows.yarn[1][:, probe])
             q, weights = indexer.queries(u[:, probe], qr[:, probe], angles, quantize)
-            selection.scores = index_scores(q, weights, compressed.keys)
+            selection.scores = self.compiled(index_scores)(q, weights, compressed.keys)
             selection.attended = torch.zeros_like(selection.scores)
 
     @torch.no_grad()
@@ -286,38 +190,14 @@ class Attention(nn.Module):
     ) -> None:
         """Add what the probed rows' heads give to each entry."""
         assert selection.attended is not None
-        probe, scale = rows.probe, self.config.head_dim**-0.5
-        mask = probed_mask(rows, self.ratio, selection)
-        b, _, heads, _ = q.shape
-        scores = torch.bmm(q[:, probe].flatten(1, 2), entries.transpose(1, 2)) * scale
-        scores = scores.float().view(b, len(probe), heads, -1) - total[:, probe].unsqueeze(-1)
-        attended = scores.masked_fill(~mask.unsqueeze(2), -torch.inf).exp().sum(2)
-        selection.attended = selection.attended + attended
-
-
-def probed_mask(rows: Rows, ratio: int, selection: Selection) -> Tensor:
-    """``[B, n, N]`` entries that the probed rows attend."""
-    mask = rows.entry_mask(ratio, rows.probe)
-    return mask if selection.chosen is None else mask & selection.chosen[:, rows.probe]
-
-
-def index_loss(rows: Rows, ratio: int, selection: Selection, topk: int) -> tuple[Tensor, Tensor]:
-    """How far the index scores are from the attention of the layers that select by them.
-
-    Returns:
-        KL of the group's attention over entries from the softmax of the scores, a row's mean; and
-        the share of that attention that the ``topk`` best entries hold.
-    """
-    assert selection.scores is not None
-    assert selection.attended is not None
-    mask = probed_mask(rows, ratio, selection)
-    target = selection.attended / selection.attended.sum(-1, keepdim=True).clamp(min=1e-20)
-    scores = selection.scores.masked_fill(~mask, -1e9)
-    kl = target * (target.clamp(min=1e-20).log() - scores.log_softmax(-1))
-    rows_with = mask.any(-1).sum().clamp(min=1)
-    best = scores.detach().topk(min(topk, scores.shape[-1]), dim=-1).indices
-    mass = target.gather(-1, best).sum()
-    return kl.masked_fill(~mask, 0).sum() / rows_with, mass / rows_with
+        probe = rows.probe
+        selection.attended = self.compiled(add_attention)(
+            q[:, probe],
+            entries,
+            total[:, probe],
+            probed_mask(rows, self.ratio, selection),
+            selection.attended,
+        )
 
 
 def _project(

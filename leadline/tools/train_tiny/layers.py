@@ -71,27 +71,45 @@ def packed_linear(x: Tensor, weight: Tensor, quantize: bool) -> Tensor:
     return F.linear(fake_fp8_32(x) if quantize else x, weight)
 
 
-def mix_gates(
-    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, hc_eps: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Streams ``[T, S, D]`` -> pre ``[T, S]``, post ``[T, S]`` and comb logits ``[T, S, S]``."""
+def collapse(streams: Tensor, mix: Tensor) -> Tensor:
+    """``[T, S, D]``, ``[T, S]`` -> ``[T, D]`` (2.3)."""
+    return (streams.float() * mix.unsqueeze(-1)).sum(1).to(streams.dtype)
+
+
+def enter_site(
+    streams: Tensor,
+    carried: Tensor,
+    norm: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    hc_eps: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a sublayer reads, and the coefficients that its site makes of the same streams (2.1).
+
+    Args:
+        streams: ``[T, S, D]``.
+        carried: ``[T, S]`` float32, the pre coefficients of the site before.
+        norm: ``[D]`` weight in front of the sublayer.
+        fn: ``[S (S + 2), S D]`` float32.
+        base: ``[S (S + 2)]`` float32.
+        scale: ``[3]`` float32.
+        hc_eps: added to the pre coefficients.
+        eps: of both root mean squares.
+
+    Returns:
+        The sublayer's input ``[T, D]``, pre ``[T, S]`` for the next site, post ``[T, S]`` and the
+        logits of the mixing matrix ``[T, S, S]``.
+    """
     s = streams.shape[1]
     flat = streams.flatten(1).float()
     mixed = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
     pre = mixed[:, :s] * scale[0] + base[:s]
     post = mixed[:, s : 2 * s] * scale[1] + base[s : 2 * s]
     comb = mixed[:, 2 * s :] * scale[2] + base[2 * s :]
-    return pre.sigmoid() + hc_eps, 2 * post.sigmoid(), comb.unflatten(1, (s, s))
-
-
-def collapse(streams: Tensor, mix: Tensor) -> Tensor:
-    """``[T, S, D]``, ``[T, S]`` -> ``[T, D]`` (2.3)."""
-    return (streams.float() * mix.unsqueeze(-1)).sum(1).to(streams.dtype)
-
-
-def collapse_norm(streams: Tensor, mix: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The input of a sublayer."""
-    return rms_norm(collapse(streams, mix), weight, eps)
+    u = rms_norm(collapse(streams, carried), norm, eps)
+    return u, pre.sigmoid() + hc_eps, 2 * post.sigmoid(), comb.unflatten(1, (s, s))
 
 
 def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
@@ -126,37 +144,48 @@ def swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
 
 def moe(
     x: Tensor,
-    weights: Tensor,
+    gate: Tensor,
+    bias: Tensor,
     w1: Tensor,
     w3: Tensor,
     w2: Tensor,
     shared_w1: Tensor,
     shared_w3: Tensor,
     shared_w2: Tensor,
+    top_k: int,
+    scale: float,
     limit: float,
     quantize: bool,
-) -> Tensor:
-    """All experts on all rows, those not picked with weight 0: static shapes, no scatter (5.2).
+) -> tuple[Tensor, Tensor]:
+    """All experts on all rows, those not picked with weight 0: static shapes, no scatter (5).
 
     Args:
         x: ``[T, D]``.
-        weights: ``[T, E]`` of ``route``.
+        gate: ``[E, D]``.
+        bias: ``[E]`` float32, for picking only.
         w1: ``[E, F, D]``.
         w3: ``[E, F, D]``.
         w2: ``[E, D, F]``.
         shared_w1: ``[F, D]``.
         shared_w3: ``[F, D]``.
         shared_w2: ``[D, F]``.
+        top_k: ``num_experts_per_tok``.
+        scale: ``routed_scaling_factor``.
         limit: ``swiglu_limit``.
         quantize: activations in front of packed weights.
+
+    Returns:
+        ``[T, D]``, and how many tokens picked each expert, ``[E]`` float32.
     """
+    weights = route(x, gate, bias, top_k, scale)
     x = fake_fp8_32(x) if quantize else x
-    gate = F.linear(x, w1.flatten(0, 1)).unflatten(1, w1.shape[:2])
+    gates = F.linear(x, w1.flatten(0, 1)).unflatten(1, w1.shape[:2])
     up = F.linear(x, w3.flatten(0, 1)).unflatten(1, w3.shape[:2])
-    hidden = (swiglu(gate, up, limit) * weights.unsqueeze(-1)).to(x.dtype)
+    hidden = (swiglu(gates, up, limit) * weights.unsqueeze(-1)).to(x.dtype)
     routed = packed_linear(hidden.flatten(1), w2.transpose(0, 1).flatten(1), quantize)
     one = swiglu(F.linear(x, shared_w1), F.linear(x, shared_w3), limit).to(x.dtype)
-    return routed + packed_linear(one, shared_w2, quantize)
+    picks = (weights.detach() > 0).sum(0, dtype=torch.float32)
+    return routed + packed_linear(one, shared_w2, quantize), picks
 
 
 def engram_inject(

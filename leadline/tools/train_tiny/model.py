@@ -17,8 +17,9 @@ from leadline.config.model import ModelConfig
 from leadline.kernels.reference.engram import engram_hash
 from leadline.models.deepseek_v41.engram import hash_multipliers, hash_primes
 from leadline.tools.train_tiny import layers
-from leadline.tools.train_tiny.attention import Attention, Compressed, Selection, index_loss
+from leadline.tools.train_tiny.attention import Attention, Compressed
 from leadline.tools.train_tiny.batch import Batch
+from leadline.tools.train_tiny.indexer import Selection, index_loss
 from leadline.tools.train_tiny.layers import Compiler, Weight, matrix, norm_weight
 from leadline.tools.train_tiny.rows import Rows
 from leadline.tools.train_tiny.sinkhorn import sinkhorn
@@ -124,22 +125,22 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, quantize: bool) -> tuple[Tensor, Tensor]:
         """``[T, D]`` -> ``[T, D]`` and the picks of each expert ``[E]``."""
-        weights = self.compiled(layers.route)(
-            x, self.gate.weight, self.gate.bias, self.top_k, self.scale
-        )
-        y = self.compiled(layers.moe)(
+        result: tuple[Tensor, Tensor] = self.compiled(layers.moe)(
             x,
-            weights,
+            self.gate.weight,
+            self.gate.bias,
             self.experts.w1.weight,
             self.experts.w3.weight,
             self.experts.w2.weight,
             self.shared_experts.w1.weight,
             self.shared_experts.w3.weight,
             self.shared_experts.w2.weight,
+            self.top_k,
+            self.scale,
             self.limit,
             quantize,
         )
-        return y, (weights.detach() > 0).sum(0, dtype=torch.float32)
+        return result
 
 
 class Engram(nn.Module):
@@ -191,26 +192,28 @@ class Block(nn.Module):
         if layer in config.engram_layer_ids:
             self.engram = Engram(config, config.engram_layer_ids.index(layer), dtype)
 
-    def mix(self, streams: Tensor, site: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Coefficients of a site: pre ``[T, S]``, post ``[T, S]``, comb ``[T, S, S]``."""
+    def enter(
+        self, site: str, streams: Tensor, carried: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A sublayer's input ``[T, D]``, and pre, post and comb of its site (``attn``, ``ffn``)."""
         c = self.config
-        pre, post, logits = self.compiled(layers.mix_gates)(
+        norm = self.attn_norm if site == "attn" else self.ffn_norm
+        u, pre, post, logits = self.compiled(layers.enter_site)(
             streams,
+            carried,
+            norm.weight,
             self.get_parameter(f"hc_{site}_fn"),
             self.get_parameter(f"hc_{site}_base"),
             self.get_parameter(f"hc_{site}_scale"),
             c.hc_eps,
             c.rms_norm_eps,
         )
-        comb = sinkhorn(logits, iters=c.hc_sinkhorn_iters, eps=c.hc_eps, fused=self.compiled.fused)
-        return pre, post, comb
+        fused = self.compiled.fused
+        comb = sinkhorn(logits, iters=c.hc_sinkhorn_iters, eps=c.hc_eps, fused=fused)
+        return u, pre, post, comb
 
-    def collapse(self, streams: Tensor, mix: Tensor, norm: Tensor) -> Tensor:
-        """A sublayer's input ``[T, D]``."""
-        return self.compiled(layers.collapse_norm)(streams, mix, norm, self.config.rms_norm_eps)
-
-    def expand(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-        """The streams behind a sublayer."""
+    def leave(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        """The streams behind a sublayer whose output is ``y [T, D]``."""
         return self.compiled(layers.expand)(y, streams, post, comb)
 
 
@@ -300,26 +303,19 @@ class Transformer(nn.Module):
                 features.append(streams.float().mean(1).to(streams.dtype))
             if number in c.index_source_layer_ids:
                 selection = Selection(candidates=selection.candidates)
-            pre, post, comb = block.mix(streams, "attn")
+            u, carried, post, comb = block.enter("attn", streams, carried)
             y, compressed = block.attn(
-                block.collapse(streams, carried, block.attn_norm.weight),
-                rows,
-                compressed,
-                selection,
-                sparse=phase.sparse,
-                quantize=phase.quantize,
+                u, rows, compressed, selection, sparse=phase.sparse, quantize=phase.quantize
             )
-            streams = block.expand(y, streams, post, comb)
-            carried, post, comb = block.mix(streams, "ffn")
-            y, picks = block.ffn(
-                block.collapse(streams, pre, block.ffn_norm.weight), phase.quantize
-            )
-            streams = block.expand(y, streams, post, comb)
+            streams = block.leave(y, streams, post, comb)
+            u, carried, post, comb = block.enter("ffn", streams, carried)
+            y, picks = block.ffn(u, phase.quantize)
+            streams = block.leave(y, streams, post, comb)
             counts.append(picks)
             ends_group = number + 1 == c.num_hidden_layers or number + 1 in c.index_source_layer_ids
             if ends_group and selection.scores is not None and phase.index_loss:
                 ratio = c.compress_ratios[number]
-                kl, mass = index_loss(rows, ratio, selection, c.index_topk)
+                kl, mass = index_loss(rows, ratio, selection, c.index_topk, self.compiled)
                 total_kl, total_mass = total_kl + kl, total_mass + mass.detach()
         mean_mass = total_mass / max(len(c.index_source_layer_ids), 1)
         return Hidden(
