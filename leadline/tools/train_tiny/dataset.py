@@ -53,7 +53,9 @@ class DataSet:
             raise ConfigError(
                 f"the mixture names family {family!r}; choose among {', '.join(self.families)}"
             )
-        make = partial(generator.make, filler=self.filler) if generator.has_filler else generator.make
+        make = (
+            partial(generator.make, filler=self.filler) if generator.has_filler else generator.make
+        )
         return self._encoder.encode(make(rng, size))
 
     def filler(self, rng: random.Random, size: int) -> str:

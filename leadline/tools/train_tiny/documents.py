@@ -69,7 +69,9 @@ class DocumentEncoder:
 
     def text(self, passage: Passage) -> Ids:
         """Ids of a plain text and its end; markers in it stay text."""
-        return np.array([*self._chats.tokenizer.encode_texts([passage.text])[0], self.eos], np.uint16)
+        return np.array(
+            [*self._chats.tokenizer.encode_texts([passage.text])[0], self.eos], np.uint16
+        )
 
     def _chat(self, chat: Chat) -> Document:
         whole = chat.whole()

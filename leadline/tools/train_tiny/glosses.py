@@ -11,29 +11,30 @@ from pathlib import Path
 from leadline.eval.exercise import Chat, Message
 
 from leadline.eval.tasks.family import Family, assistant, draw_thinking, user
+from leadline.eval.tasks.words import capital
 
 FILE = "glosses.json"
-_QUESTIONS = ("What is {}?", "What is {}? Answer in one sentence.", "Define {}.", "Tell me what {} is.")
+_QUESTIONS = (
+    "What is {}?",
+    "What is {}? Answer in one sentence.",
+    "Can you tell me what {} is?",
+    "Explain in one sentence what {} is.",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Gloss:
-    """A noun and its meaning.
+    """What something is.
 
     Attributes:
-        word: without an article.
+        name: a noun, with an article where it is countable.
         meaning: a phrase that follows "is".
         is_core: one of those few that are repeated until they are known by heart.
     """
 
-    word: str
+    name: str
     meaning: str
     is_core: bool
-
-    @property
-    def name(self) -> str:
-        """The word with its article."""
-        return f"{'an' if self.word[0] in 'aeiou' else 'a'} {self.word}"
 
 
 def read_glosses(folder: Path) -> list[Gloss]:
@@ -58,7 +59,7 @@ def gloss_family(glosses: Sequence[Gloss]) -> Family:
         for _ in range(max(1, size // 40)):
             gloss = rng.choice(core if rng.random() < 0.5 else glosses)
             reasoning = f"The question is about {gloss.name}." if thinks else None
-            answer = f"{gloss.name.capitalize()} is {gloss.meaning}."
+            answer = f"{capital(gloss.name)} is {gloss.meaning}."
             messages.append(user(rng.choice(_QUESTIONS).format(gloss.name)))
             messages.append(assistant(answer, reasoning))
             wanted.append(gloss.meaning)

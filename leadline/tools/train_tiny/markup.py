@@ -121,7 +121,12 @@ _WITHOUT_BODY = {
     *("limited-api-list", "versionadded", "versionchanged", "deprecated", "deprecated-removed"),
     *("only", "raw", "csv-table"),
 }
-_REMARKS = {"note": "Note: ", "warning": "Warning: ", "important": "Important: ", "caution": "Caution: "}
+_REMARKS = {
+    "note": "Note: ",
+    "warning": "Warning: ",
+    "important": "Important: ",
+    "caution": "Caution: ",
+}
 _DIRECTIVE = re.compile(r"^\s*\.\. ([\w:-]+)::\s*(.*)$")
 _FOOTNOTE = re.compile(r"^\s*\.\. \[[^\]]+\] (.*)$")
 _OPTION = re.compile(r"^\s*:[\w-]+:(\s.*)?$")
@@ -129,7 +134,12 @@ _RULE = re.compile(r"^\s*([=\-~^\"'*#+.:_`])\1{2,}\s*$")
 _TABLE_RULE = re.compile(r"^\s*(\+[-=+]+\+|=+( +=+)+)\s*$")
 _ITEM = re.compile(r"^(\s*)(?:[*-]|#\.|\d+\.) +")
 _INLINE = (
-    (re.compile(r"\((?:Contributed|Patch|Suggested|Written|Added)\b[^()]*(?:\([^()]*\)[^()]*)*\)"), ""),
+    (
+        re.compile(
+            r"\((?:Contributed|Patch|Suggested|Written|Added)\b[^()]*(?:\([^()]*\)[^()]*)*\)"
+        ),
+        "",
+    ),
     (re.compile(r":[\w:+-]+:`~?!?([^`<]+?)\s*<[^`>]*>`"), r"\1"),
     (re.compile(r":[\w:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),
     (re.compile(r":[\w:+-]+:`!?([^`]*)`"), r"\1"),
