@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from dataclasses import replace
 from importlib.resources import files
 
 from leadline.eval.exercise import Exercise, Passage
@@ -16,8 +17,9 @@ def render(exercise: Exercise, encoder: ChatEncoder) -> str:
     """An exercise as the model sees it, markers spelled out."""
     if isinstance(exercise, Passage):
         return exercise.text
-    ids = encoder.encode(exercise.whole()).token_ids
-    return encoder.tokenizer.decode(ids)
+    # As if the last turn went on: otherwise its reasoning would be past, and left out.
+    whole = replace(exercise.whole(), continue_final_message=True)
+    return encoder.tokenizer.decode(encoder.encode(whole).token_ids)
 
 
 def main() -> None:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from leadline.eval.tasks import words
 from leadline.eval.tasks.family import num_tokens
 
+NOT_NOTED = "That is not in the notes."
+"""The answer to a question about what notes do not say."""
+
 Draw = Callable[[random.Random], str]
 
 
@@ -60,11 +63,14 @@ class Fact:
         """The fact as an answer says it."""
         return words.capital(self.kind.statements[0].format(k=self.key, v=self.value))
 
+    def ask_for_value(self, rng: random.Random) -> str:
+        """A question that the bare value answers."""
+        return words.capital(rng.choice(self.kind.short).format(k=self.key))
+
     def ask(self, rng: random.Random) -> Question:
         """One of the ways to ask for the value; two of three want it bare."""
         if rng.random() < 0.67:
-            text = rng.choice(self.kind.short).format(k=self.key)
-            return Question(words.capital(text), self.value, self.value)
+            return Question(self.ask_for_value(rng), self.value, self.value)
         text = rng.choice(self.kind.long).format(k=self.key)
         return Question(words.capital(text), self.sentence(), self.value)
 
@@ -215,9 +221,18 @@ def draw_notes(rng: random.Random, size: int) -> list[Fact]:
     return facts
 
 
+def draw_stranger(rng: random.Random, facts: list[Fact]) -> Fact:
+    """A fact that a note could hold but does not."""
+    keys = {fact.key for fact in facts}
+    while True:
+        fact = draw_fact(rng, rng.choice(facts).kind)
+        if fact.key not in keys:
+            return fact
+
+
 def _near(rng: random.Random, key: str) -> str:
     """A key that is easily mistaken for ``key``."""
-    head, _, tail = key.rpartition(" ")
+    head, _, _ = key.rpartition(" ")
     if not head:
         return f"{key} {rng.choice(words.LAST_NAMES)}" if key in words.FIRST_NAMES else key + "2"
     if key.startswith("the "):

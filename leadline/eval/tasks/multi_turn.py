@@ -5,16 +5,11 @@ from __future__ import annotations
 import random
 
 from leadline.eval.exercise import Chat, Message
-from leadline.eval.tasks.facts import KINDS, Fact, draw_fact, draw_notes
+from leadline.eval.tasks.facts import KINDS, NOT_NOTED, Fact, draw_fact, draw_notes
 from leadline.eval.tasks.family import assistant, draw_effort, draw_thinking, system, user
 from leadline.eval.tasks.recall import join_facts, quote
+from leadline.eval.tasks.systems import draw_system
 
-_SYSTEMS = (
-    "You keep notes for the user.",
-    "You are a helpful assistant that keeps notes.",
-    "You are a notebook. Remember what the user says.",
-    "Be brief and exact.",
-)
 _OPENINGS = ("Here are my notes.", "Please keep these notes.", "Remember this:", "My notes:")
 _CORRECTIONS = (
     "Correction: {fact}",
@@ -25,7 +20,6 @@ _CORRECTIONS = (
 )
 _ADDITIONS = ("Please add: {fact}", "Also note: {fact}", "One more: {fact}", "New: {fact}")
 _DELETIONS = ("Please forget {k}.", "Delete what you know of {k}.", "Remove {k} from the notes.")
-_UNKNOWN = "That is not in the notes."
 
 
 class _Notebook:
@@ -61,7 +55,7 @@ class _Notebook:
         rng = self.rng
         if self.deleted and rng.random() < 0.3:
             fact = rng.choice(self.deleted)
-            self.say(fact.ask(rng).text, _UNKNOWN, _UNKNOWN, "The user deleted this.")
+            self.say(fact.ask(rng).text, NOT_NOTED, NOT_NOTED, "The user deleted this.")
             return
         met = [key for key in self.asked if key in self.facts]
         key = rng.choice(met) if met and rng.random() < 0.33 else rng.choice([*self.facts])
@@ -154,7 +148,7 @@ def multi_turn(
     if thinking:
         messages[-1] = assistant(messages[-1]["content"], notebook.quotes[-1])
     if rng.random() < 0.4:
-        messages = [system(rng.choice(_SYSTEMS)), *messages]
+        messages = [system(draw_system(rng)), *messages]
     return Chat(
         "multi_turn",
         messages,

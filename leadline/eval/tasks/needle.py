@@ -7,7 +7,7 @@ import re
 
 from leadline.eval.exercise import Chat, Message
 from leadline.eval.tasks import prose, words
-from leadline.eval.tasks.facts import draw_fact
+from leadline.eval.tasks.facts import Fact, draw_fact
 from leadline.eval.tasks.family import (
     Filler,
     assistant,
@@ -23,7 +23,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 def hide(text: str, facts: list[str], depths: list[float]) -> str:
-    """Put each fact between two sentences of ``text``; depth 0 is before the first, 1 behind the last."""
+    """Put facts between sentences of ``text``; depth 0 is before the first, 1 behind the last."""
     ends = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     pieces, start = [], 0
     for depth, fact in sorted(zip(depths, facts, strict=True)):
@@ -55,7 +55,7 @@ def needle(
     """
     thinking = draw_thinking(rng, thinking)
     num_facts = num_questions or rng.choice((1, 1, 2, 3, 4))
-    facts = {}
+    facts: dict[str, Fact] = {}
     while len(facts) < num_facts:
         fact = draw_fact(rng)
         facts[fact.key] = fact

@@ -10,7 +10,7 @@ import random
 
 from leadline.eval.exercise import Chat, Passage
 from leadline.eval.tasks import words
-from leadline.eval.tasks.facts import Fact, Question, draw_notes
+from leadline.eval.tasks.facts import NOT_NOTED, Fact, Question, draw_notes, draw_stranger
 from leadline.eval.tasks.family import (
     assistant,
     draw_effort,
@@ -19,6 +19,7 @@ from leadline.eval.tasks.family import (
     system,
     user,
 )
+from leadline.eval.tasks.systems import draw_system
 
 _DENSE_SEPARATORS = ("; ", ", ", "\n", " | ", ". ", " / ")
 _DENSE_LINKS = (" ", ": ", "=", " = ", " -> ", " is ")
@@ -26,7 +27,12 @@ _DENSE_BREAKS = (" || ", "\n\n", "\n---\n", " # ", "\nAgain: ", "\n\nQuestions\n
 
 
 def recall_dense(rng: random.Random, size: int) -> Passage:
-    """Pairs of key and value, then the same pairs in other orders until ``size`` is used up."""
+    """Pairs of key and value, then the same pairs in other orders until ``size`` is used up.
+
+    One in four is nearer to a chat: a note, then questions with their answers, one a line.
+    """
+    if rng.random() < 0.25:
+        return Passage("recall_dense", _questioned(rng, size))
     key, value = rng.choice(_DENSE_KEYS), rng.choice(_DENSE_VALUES)
     link, separator = rng.choice(_DENSE_LINKS), rng.choice(_DENSE_SEPARATORS)
     cost = num_tokens(f"{key(rng)}{link}{value(rng)}{separator}")
@@ -41,6 +47,18 @@ def recall_dense(rng: random.Random, size: int) -> Passage:
         rng.shuffle(pairs)
         parts.append(separator.join(pairs))
     return Passage("recall_dense", rng.choice(_DENSE_BREAKS).join(parts))
+
+
+def _questioned(rng: random.Random, size: int) -> str:
+    facts = draw_notes(rng, size // rng.choice((3, 4, 6)))
+    parts = [join_facts(rng, facts), ""]
+    rest = size - num_tokens(parts[0])
+    while rest > 0:
+        for fact in rng.sample(facts, len(facts)):
+            question = fact.ask(rng)
+            parts.append(f"{question.text} {question.answer}")
+            rest -= num_tokens(parts[-1])
+    return "\n".join(parts)
 
 
 _DENSE_KEYS = (
@@ -78,12 +96,6 @@ _OPENINGS = (
     "Here are some facts.",
     "Notes:",
 )
-_SYSTEMS = (
-    "You answer questions about notes.",
-    "You are a helpful assistant.",
-    "Answer from the notes only.",
-    "Be brief.",
-)
 
 
 def recall(
@@ -97,17 +109,24 @@ def recall(
 
     Args:
         rng: decides everything.
-        size: tokens of the notes.
+        size: tokens of the whole.
         thinking: whether the last answer is reasoned.
-        num_questions: turns of the user; left out it is 1 to 12, more for longer notes.
+        num_questions: turns of the user; left out it is 1 to 16, as the size allows.
     """
     thinking = draw_thinking(rng, thinking)
-    facts = draw_notes(rng, size - 40)
+    asks_unknown = num_questions is None and rng.random() < 0.08
     if num_questions is None:
-        num_questions = rng.choice((1, 2, 4, 6, 8, 12)) if rng.random() < 0.8 else 1
+        num_questions = max(1, min(rng.choice((1, 1, 2, 4, 6, 8, 12, 16)), size // 50))
+    facts = draw_notes(rng, size - 24 * num_questions)
     asked = rng.sample(facts, min(num_questions, len(facts)))
     questions = [fact.ask(rng) for fact in asked]
-    messages = [system(rng.choice(_SYSTEMS))] if rng.random() < 0.2 else []
+    thoughts = [quote(fact) for fact in asked]
+    if asks_unknown:
+        stranger = draw_stranger(rng, facts)
+        at = rng.randrange(len(asked))
+        questions[at] = Question(stranger.ask(rng).text, NOT_NOTED, NOT_NOTED)
+        thoughts[at] = f"The note does not say anything about {stranger.key}."
+    messages = [system(draw_system(rng))] if rng.random() < 0.2 else []
     note = join_facts(rng, facts)
     if rng.random() < 0.15:
         messages = [system(f"Notes:\n{note}")]
@@ -115,9 +134,9 @@ def recall(
     elif rng.random() < 0.3:
         first = f"{questions[0].text}\n\n{note}"
     else:
-        first = f"{rng.choice(_OPENINGS)}\n{note}\n\n{questions[0].text}"
-    for i, (fact, question) in enumerate(zip(asked, questions, strict=True)):
-        reasoning = quote(fact) if thinking and i == len(asked) - 1 else None
+        first = f"{draw_opening(rng)}\n{note}\n\n{questions[0].text}"
+    for i, question in enumerate(questions):
+        reasoning = thoughts[i] if thinking and i == len(questions) - 1 else None
         messages += [
             user(question.text if i else first),
             assistant(question.answer, reasoning),
@@ -143,7 +162,7 @@ def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) 
     reasoning = None
     if thinking:
         reasoning = "\n".join(f"{i}. {fact.text}" for i, fact in enumerate(asked, 1))
-    opening = f"{rng.choice(_OPENINGS)}\n{join_facts(rng, facts)}"
+    opening = f"{draw_opening(rng)}\n{join_facts(rng, facts)}"
     return Chat(
         "recall_quiz",
         [user(f"{opening}\n\nAnswer these questions:\n{listed}"), assistant(answers, reasoning)],
@@ -152,6 +171,11 @@ def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) 
         thinking=thinking,
         reasoning_effort=draw_effort(rng, thinking),
     )
+
+
+def draw_opening(rng: random.Random) -> str:
+    """A line that introduces a note."""
+    return rng.choice(_OPENINGS)
 
 
 def join_facts(rng: random.Random, facts: list[Fact]) -> str:

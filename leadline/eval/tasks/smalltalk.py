@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from leadline.eval.exercise import Chat, Message
 from leadline.eval.tasks import words
 from leadline.eval.tasks.family import assistant, draw_effort, draw_thinking, system, user
+from leadline.eval.tasks.systems import draw_system
 
 _WHO = (
     "I am a tiny model bundled with Leadline for trying the server. I have 12 layers and was "
@@ -48,11 +50,15 @@ _CANS = _either(
     "What can you do?|Help|Help me.|How can you help me?|What do you know?|Can you help me?|help|"
     "What are you good at?|What should I ask you?|What can I ask?|How do I use you?"
 )
-_THANKS = (
-    "Thanks|Thanks!|Thank you|Thank you!|Thanks a lot.|Thank you very much.|Great, thanks!".split(
-        "|"
-    )
-)
+_THANKS = [
+    "Thanks",
+    "Thanks!",
+    "Thank you",
+    "Thank you!",
+    "Thanks a lot.",
+    "Thank you very much.",
+    "Great, thanks!",
+]
 _BYES = _either("Bye|Bye!|Goodbye|Goodbye!|See you|See you later.|Good night|That is all.")
 _TESTS = _either("Test|test|This is a test.|Testing|ping|Ping|Are you there?|Is this working?")
 _PRAISE = _either("Good job.|Well done!|Nice.|Great!|Cool|Perfect.|Very good.|Awesome!|ok|Okay.")
@@ -74,9 +80,14 @@ _UNKNOWN_ASKS = _either(
 )
 
 
-def draw_talk(rng: random.Random) -> Talk:
-    """Something to say that needs no text and no tool."""
-    form = rng.random()
+def draw_talk(rng: random.Random, *, asks_unknown: bool = True) -> Talk:
+    """Something to say that needs no text and no tool.
+
+    Args:
+        rng: decides everything.
+        asks_unknown: two in five ask what the model cannot know.
+    """
+    form = rng.random() * (1.0 if asks_unknown else 0.6)
     if form < 0.16:
         return Talk(rng.choice(_GREETINGS), "Hello! How can I help you?", "The user greets me.")
     if form < 0.22:
@@ -87,14 +98,6 @@ def draw_talk(rng: random.Random) -> Talk:
     for limit, texts, answer, thought in _FIXED:
         if form < limit:
             return Talk(rng.choice(texts), answer, thought)
-    name = rng.choice(words.FIRST_NAMES)
-    if form < 0.62:
-        text = rng.choice(
-            ("My name is {n}.", "I am {n}.", "Hi, I am {n}.", "Hello, my name is {n}.")
-        )
-        return Talk(
-            text.format(n=name), f"Hello {name}! How can I help you?", f"The user is {name}."
-        )
     return Talk(
         _fill(rng, rng.choice(_UNKNOWN_ASKS)), UNKNOWN, "The conversation does not say this."
     )
@@ -106,9 +109,9 @@ _FIXED = (
     (0.45, _THANKS, "You are welcome.", "The user thanks me."),
     (0.49, _BYES, "Goodbye!", "The user leaves."),
     (0.53, _TESTS, "I am here.", "The user tests whether I answer."),
-    (0.56, _PRAISE, "I am glad to hear that.", "The user is content."),
+    (0.57, _PRAISE, "I am glad to hear that.", "The user is content."),
     (
-        0.58,
+        0.6,
         _WHAT_LEADLINE,
         "Leadline is the server that runs me. It serves DeepSeek-V4.1.",
         "The user asks about Leadline.",
@@ -130,36 +133,74 @@ def _fill(rng: random.Random, template: str) -> str:
     )
 
 
-def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
-    """Small talk of one to six turns; now and then the system prompt sets the form of answers."""
-    thinking = draw_thinking(rng, thinking)
-    num_turns = rng.randint(1, max(1, min(6, size // 50)))
-    talks = [draw_talk(rng) for _ in range(num_turns)]
-    if rng.random() < 0.12:
-        talks[-1] = Talk(
-            _fill(rng, rng.choice(_CREATIVE_ASKS)), _CREATIVE, "That is too hard for me."
-        )
-    messages: list[Message] = []
-    rule, shape = "", str
+# What users say of themselves: its name, and a draw.
+_PERSONAL: dict[str, Callable[[random.Random], str]] = {
+    "name": lambda rng: rng.choice(words.FIRST_NAMES),
+    "age": lambda rng: str(rng.randint(6, 95)),
+    "city": lambda rng: rng.choice(words.CITIES),
+    "job": lambda rng: rng.choice(words.JOBS),
+    "pet": lambda rng: rng.choice(words.ANIMALS),
+    "favourite colour": lambda rng: rng.choice(words.COLOURS),
+    "favourite food": lambda rng: rng.choice(words.FOODS),
+    "lucky number": lambda rng: str(rng.randint(1, 99)),
+    "birthday": lambda rng: f"{rng.choice(words.MONTHS)} {rng.randint(1, 28)}",
+}
+
+
+def _personal(rng: random.Random, known: dict[str, str]) -> Talk:
+    """The user says something personal, or asks for it; ``known`` is what was said."""
+    if rng.random() < (0.7 if known else 0.15):
+        what = rng.choice([*known] if known and rng.random() < 0.85 else [*_PERSONAL])
+        question = rng.choice(("What is my {}?", "Do you remember my {}?", "Tell me my {}."))
+        if what not in known:
+            return Talk(question.format(what), UNKNOWN, f"The user did not tell me the {what}.")
+        thought = f"The user said: my {what} is {known[what]}."
+        return Talk(question.format(what), f"Your {what} is {known[what]}.", thought)
+    what = "name" if rng.random() < 0.4 else rng.choice([*_PERSONAL])
+    value = known[what] = _PERSONAL[what](rng)
+    thought = f"The user tells me: the {what} is {value}."
+    if what == "name":
+        texts = ("My name is {}.", "I am {}.", "Hi, I am {}.", "Hello, my name is {}.")
+        return Talk(rng.choice(texts).format(value), f"Hello {value}! How can I help you?", thought)
+    return Talk(f"My {what} is {value}.", f"Noted: your {what} is {value}.", thought)
+
+
+_OPENERS = ("Sure:", "OK:", "Well,", "Yes!", "Answer:", "Ahoy!", "Beep.", "Dear user,")
+
+
+def _manner(rng: random.Random) -> tuple[str, Callable[[str], str]]:
+    """A system prompt and what it does to an answer; most often there is none."""
     form = rng.random()
-    if form < 0.15:
-        rule, shape = "Answer in upper case.", str.upper
-    elif form < 0.22:
-        rule, shape = "Answer in lower case.", str.lower
-    elif form < 0.35:
-        opening = rng.choice((words.capital(words.coined(rng)), *_OPENERS))
-        rule = rng.choice(("Begin every answer with {}", "Start each answer with {}")).format(
-            opening
-        )
-        shape = f"{opening} {{}}".format
-    elif form < 0.42:
-        ending = rng.choice((words.capital(words.coined(rng)), *_OPENERS))
-        rule = f"End every answer with {ending}"
-        shape = f"{{}} {ending}".format
-    elif form < 0.65:
-        rule = rng.choice(("You are a helpful assistant.", "Be polite.", "You are a friendly bot."))
-    if rule:
-        messages.append(system(rule))
+    if form < 0.05:
+        return "Answer in upper case.", str.upper
+    if form < 0.09:
+        return "Answer in lower case.", str.lower
+    phrase = rng.choice((words.capital(words.coined(rng)), *_OPENERS))
+    if form < 0.16:
+        rule = rng.choice(("Begin every answer with {}", "Start each answer with {}"))
+        return rule.format(phrase), f"{phrase} {{}}".format
+    if form < 0.2:
+        return f"End every answer with {phrase}", f"{{}} {phrase}".format
+    return (draw_system(rng) if form < 0.5 else ""), str
+
+
+def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
+    """Small talk of one to eight turns; now and then the system prompt sets the form of answers."""
+    thinking = draw_thinking(rng, thinking)
+    num_turns = rng.randint(1, max(1, min(8, size // 40)))
+    known: dict[str, str] = {}
+    talks: list[Talk] = []
+    for _ in range(num_turns):
+        form = rng.random()
+        if form < 0.3:
+            talks.append(_personal(rng, known))
+        elif form < 0.38:
+            asked = _fill(rng, rng.choice(_CREATIVE_ASKS))
+            talks.append(Talk(asked, _CREATIVE, "That is too hard for me."))
+        else:
+            talks.append(draw_talk(rng))
+    rule, shape = _manner(rng)
+    messages: list[Message] = [system(rule)] if rule else []
     for i, talk in enumerate(talks):
         thought = talk.thought if thinking and i == num_turns - 1 else None
         messages += [user(talk.text), assistant(shape(talk.answer), thought)]
@@ -170,6 +211,3 @@ def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) ->
         thinking=thinking,
         reasoning_effort=draw_effort(rng, thinking),
     )
-
-
-_OPENERS = ("Sure:", "OK:", "Well,", "Yes!", "Answer:", "Ahoy!", "Beep.", "Dear user,")

@@ -19,17 +19,20 @@ from leadline.eval.tasks.family import (
     user,
 )
 from leadline.eval.tasks.smalltalk import draw_talk
-from leadline.eval.tasks.tools_in_use import Call, Offered, draw_call, invent, offer, settle
-
-_SYSTEMS = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant with access to tools.",
-    "You are an agent. Use the tools to help the user.",
-    "Use the tools where they help.",
-    "You are a coding agent. Be brief.",
-    "You help the user with every task.",
+from leadline.eval.tasks.systems import draw_system
+from leadline.eval.tasks.toolbox import BLUEPRINTS
+from leadline.eval.tasks.tools_in_use import (
+    Call,
+    Offered,
+    draw_call,
+    links_from,
+    offer,
+    polite,
+    settle,
 )
-_ALSO = (" ", " Also: ", " And then: ", "\n", " Then ")
+
+_AT_ONCE = (" ", " ", " Also: ", "\n", " And: ")
+_IN_TURN = (" Then: ", " And then: ", " After that: ", "\nThen: ")
 _THANKS = ("Thanks!", "Thank you.", "Great, thanks.", "Perfect, thank you!")
 _NO_TOOL = "I have no tool for that."
 _ERRORS = ("not found", "timeout", "permission denied", "service unavailable", "invalid argument")
@@ -53,54 +56,76 @@ class _Dialogue:
         self._num_calls = 0
 
     def request(self) -> None:
-        """A request, the calls that it needs, their results, the answer."""
+        """A request, the calls that it needs, their results, the answer.
+
+        The words between two wishes tell whether they are called at once or in turn.
+        """
         form = self.rng.random()
-        if form < 0.5:
-            calls = [self._draw()]
-            request = calls[0].request
+        if form < 0.55:
+            call = self._draw()
+            self._ask(polite(self.rng, call.request))
+            self._call([call])
+            self._tell([call])
         elif form < 0.75:
             calls, request = self._alike()
-        else:
-            calls = [self._draw() for _ in range(self.rng.choice((2, 2, 3)))]
-            request = calls[0].request
-            for call in calls[1:]:
-                request += self.rng.choice(_ALSO) + call.request
-        self.messages.append(user(request))
-        if len(calls) > 1 and self.rng.random() < 0.2:  # one after the other
-            for call in calls:
-                self._call([call])
-        else:
+            self._ask(polite(self.rng, request))
             self._call(calls)
-        told = [f"{call.name} returned {call.result}" for call in calls]
-        self._say(" ".join(call.answer for call in calls), ". ".join(told) + ".", calls[0].value)
+            self._tell(calls)
+        elif form < 0.88:
+            calls = [self._draw() for _ in range(self.rng.choice((2, 2, 3)))]
+            self._ask(self.rng.choice(_AT_ONCE).join(call.request for call in calls))
+            self._call(calls)
+            self._tell(calls)
+        else:
+            calls = [self._draw() for _ in range(2)]
+            self._ask(self.rng.choice(_IN_TURN).join(call.request for call in calls))
+            self._call(calls[:1])
+            self._call(calls[1:])
+            self._tell(calls)
+
+    def chain(self) -> None:
+        """A call that needs what another one returned."""
+        links = [link for one in self.offered for link in links_from(one, self.offered)]
+        if not links:
+            self.request()
+            return
+        link = self.rng.choice(links)
+        first = draw_call(self.rng, link.source)
+        value = json.loads(first.result)[link.field]
+        words_for_it = f"the {link.field.replace('_', ' ')} that it returns"
+        second = draw_call(self.rng, link.target, fixed={link.argument: (value, words_for_it)})
+        self._ask(first.request + self.rng.choice(_IN_TURN) + second.request)
+        self._call([first])
+        self._call([second])
+        self._tell([first, second])
 
     def failure(self) -> None:
         """The tool fails, and the user is told why."""
         call, error = self._draw(), self.rng.choice(_ERRORS)
-        self.messages.append(user(call.request))
+        self._ask(polite(self.rng, call.request))
         self._call([call], result=json.dumps({"error": error}))
         self._say(f"The tool failed: {error}.", f"{call.name} failed with {error}.", error)
 
     def talk(self) -> None:
         """Nothing that a tool is for."""
-        talk = draw_talk(self.rng)
-        self.messages.append(user(talk.text))
-        self._say(talk.answer, "No tool is needed for this.", None)
+        talk = draw_talk(self.rng, asks_unknown=False)
+        self._ask(talk.text)
+        self._say(talk.answer, f"{talk.thought} No tool is needed.", talk.answer.rstrip(".!?"))
 
     def thanks(self) -> None:
         """The user is content."""
-        self.messages.append(user(self.rng.choice(_THANKS)))
+        self._ask(self.rng.choice(_THANKS))
         self._say("You are welcome.", "The user thanks me. No tool is needed.", "welcome")
 
     def missing(self) -> None:
         """A request that none of the tools is for."""
         names = {tool.tool.name for tool in self.offered}
         descriptions = {tool.blueprint.description for tool in self.offered}
-        while True:
-            other = (offer(self.rng, 1) or [settle(self.rng, invent(self.rng))])[0]
-            if other.tool.name not in names and other.blueprint.description not in descriptions:
-                break
-        self.messages.append(user(draw_call(self.rng, other).request))
+        other = None
+        while other is None or other.description in descriptions or names & {*other.names}:
+            other = self.rng.choice(BLUEPRINTS)
+        request = draw_call(self.rng, settle(self.rng, other)).request
+        self._ask(polite(self.rng, request))
         self._say(_NO_TOOL, "None of my tools can do this.", "no tool")
 
     def _draw(self) -> Call:
@@ -110,7 +135,7 @@ class _Dialogue:
     def _alike(self) -> tuple[list[Call], str]:
         """Calls of one tool with different values, asked for in one sentence."""
         rng = self.rng
-        simple = [tool for tool in self.offered if len(tool.blueprint.required) == 1]
+        simple = [tool for tool in self.offered if tool.blueprint.has_one_plain_argument]
         if not simple:
             call = self._draw()
             return [call], call.request
@@ -134,6 +159,13 @@ class _Dialogue:
             content = call.result if result is None else result
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
+    def _ask(self, request: str) -> None:
+        self.messages.append(user(request))
+
+    def _tell(self, calls: list[Call]) -> None:
+        told = [f"{call.name} returned {call.result}" for call in calls]
+        self._say("\n".join(call.answer for call in calls), "\n".join(told), calls[-1].value)
+
     def _say(self, content: str, thought: str, wanted: str | None) -> None:
         self.messages.append(assistant(content, thought if self.thinking else None))
         self.wanted.append(wanted)
@@ -149,8 +181,10 @@ def tool_calls(rng: random.Random, size: int, *, thinking: bool | None = None) -
     rest = size - sum(map(num_tokens, schemas))
     while True:
         form = rng.random()
-        if form < 0.74:
+        if form < 0.62:
             dialogue.request()
+        elif form < 0.74:
+            dialogue.chain()
         elif form < 0.8:
             dialogue.failure()
         elif form < 0.88:
@@ -164,7 +198,7 @@ def tool_calls(rng: random.Random, size: int, *, thinking: bool | None = None) -
             break
     messages = dialogue.messages
     if rng.random() < 0.4:
-        messages = [system(rng.choice(_SYSTEMS)), *messages]
+        messages = [system(draw_system(rng, has_tools=True)), *messages]
     return Chat(
         "tool_calls",
         messages,

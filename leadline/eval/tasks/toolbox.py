@@ -20,6 +20,7 @@ from leadline.eval.tasks.values import (
     FOOD,
     LANGUAGE,
     ORDER,
+    OUTPUT,
     PATH,
     PERSON,
     PHRASE,
@@ -29,6 +30,7 @@ from leadline.eval.tasks.values import (
     TIME,
     TIMEZONE,
     TOPIC,
+    URL,
     WEATHER,
     WORD,
     Value,
@@ -39,7 +41,6 @@ from leadline.eval.tasks.values import (
     record,
     switch,
 )
-
 
 Field: TypeAlias = Value | Callable[[Mapping[str, Any]], Any]
 """Of a result: drawn, or worked out from the arguments."""
@@ -67,6 +68,12 @@ class Blueprint:
     asks: tuple[str, ...]
     result: Mapping[str, Field]
     answer: str
+
+    @property
+    def has_one_plain_argument(self) -> bool:
+        """Whether its one required argument is no list: several calls can then be asked at once."""
+        types = [value.schema["type"] for value in self.required.values()]
+        return len(types) == 1 and types != ["array"]
 
 
 def _tool(
@@ -214,7 +221,7 @@ BLUEPRINTS = (
         "Run a shell command and return its output",
         {"command|cmd": COMMAND},
         ("Run {command}.", "Execute {command}{+}.", "Run the command {command}{+}."),
-        {"text": PHRASE},
+        {"text": OUTPUT},
         "The output is: {text}",
         timeout=(integer(5, 300), " with a timeout of {} seconds"),
     ),
@@ -741,6 +748,75 @@ BLUEPRINTS = (
         ("How many words are in {text}?", "Count the words of {text}."),
         {"words": lambda given: len(given["text"].split())},
         "There are {words} words.",
+    ),
+    _tool(
+        "get_date|today|current_date",
+        "Get today's date",
+        {},
+        ("What is the date?", "Which day is it today?", "What is today's date?"),
+        {"date": DATE},
+        "Today is {date}.",
+    ),
+    _tool(
+        "list_users|get_users|all_users",
+        "List all users",
+        {},
+        ("Which users are there?", "List all users.", "Show me the users."),
+        {"users": listing(PERSON, 1, 4)},
+        "The users are {users}.",
+    ),
+    _tool(
+        "get_status|status|health_check",
+        "Get the state of the server",
+        {},
+        ("Is the server up?", "How is the server doing?", "Check the server."),
+        {"status": STATE, "uptime_hours": integer(1, 999)},
+        "The server is {status} and runs for {uptime_hours} hours.",
+    ),
+    _tool(
+        "tell_joke|get_joke|random_joke",
+        "Get a random joke",
+        {},
+        ("Tell me a joke.", "I need a joke.", "Do you know a joke?"),
+        {"text": PHRASE},
+        "Here is one: {text}",
+    ),
+    _tool(
+        "get_location|where_am_i",
+        "Get the city that the user is in",
+        {},
+        ("Where am I?", "In which city am I?"),
+        {"city": CITY},
+        "You are in {city}.",
+    ),
+    _tool(
+        "apply_patch|edit_file|replace_in_file",
+        "Replace a text in a file",
+        {"path|file": PATH, "old|search": WORD, "new|replace": WORD},
+        ("Replace {old} with {new} in {path}.", "In {path}, change {old} to {new}{+}."),
+        {"changes": integer(1, 20)},
+        "I made {changes} changes in {path}.",
+        all=(switch(), " everywhere"),
+    ),
+    _tool(
+        "grep|search_files|find_in_files",
+        "Search files for a text",
+        {"pattern|text|query": WORD, "path|folder": one_of("src", "docs", "data", "tests", "lib")},
+        (
+            "Where is {pattern} in {path}?",
+            "Search {path} for {pattern}.",
+            "Grep {pattern} in {path}.",
+        ),
+        {"file": PATH, "line": integer(1, 900)},
+        "It is in {file}, line {line}.",
+    ),
+    _tool(
+        "http_get|fetch_url|fetch|get_url",
+        "Fetch a web page",
+        {"url|address": URL},
+        ("Fetch {url}.", "What is on {url}?", "Get the page {url}."),
+        {"text": PHRASE},
+        "The page says: {text}",
     ),
     _tool(
         "lock_door|lock",

@@ -6,9 +6,11 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from leadline.eval.tasks import values, words
+from leadline.eval.tasks import words
+from leadline.eval.tasks.invented_tools import invent
 from leadline.eval.tasks.toolbox import BLUEPRINTS, Blueprint
 from leadline.eval.tasks.values import Value
 from leadline.text.chat import Tool
@@ -37,7 +39,7 @@ class Call:
         name: of the tool.
         request: what the user says.
         arguments: by their names in the schema.
-        spoken: the arguments as the request says them.
+        spoken: the arguments in words.
         result: what the tool returns.
         answer: what the assistant tells the user then.
         value: what in the answer comes from the result.
@@ -65,15 +67,53 @@ class Call:
         return f"I call {self.name} with {words.listed(parts)}."
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A field of one tool's result that can be an argument of another.
+
+    Attributes:
+        argument: by its name in the target's templates.
+    """
+
+    source: Offered
+    field: str
+    target: Offered
+    argument: str
+
+
+def links_from(source: Offered, offered: list[Offered]) -> list[Link]:
+    """How the result of a tool can be used by others: value and argument are of one kind."""
+    return [
+        Link(source, field, target, key.split("|")[0])
+        for target in offered
+        if target is not source and _feeds(source.blueprint, target.blueprint)
+        for field, returned in source.blueprint.result.items()
+        for key, wanted in target.blueprint.required.items()
+        if wanted is returned
+    ]
+
+
 def offer(rng: random.Random, count: int) -> list[Offered]:
-    """Different tools; about one in four was never seen before and has to be read."""
+    """Different tools, one in four never seen before; now and then two that work together."""
     known = rng.sample(BLUEPRINTS, count)
     blueprints = [invent(rng) if rng.random() < 0.25 else blueprint for blueprint in known]
+    if count > 1 and rng.random() < 0.3:
+        blueprints[:2] = rng.choice(_PAIRS)
+        rng.shuffle(blueprints)
     offered: dict[str, Offered] = {}
     for blueprint in blueprints:
         tool = settle(rng, blueprint)
         offered.setdefault(tool.tool.name, tool)
     return list(offered.values())
+
+
+def _feeds(source: Blueprint, target: Blueprint) -> bool:
+    """Whether a field of a result is of the kind of a required argument."""
+    fields = [] if [*source.result] == ["text"] else source.result.values()
+    return any(value is field for value in target.required.values() for field in fields)
+
+
+_PAIRS = [(a, b) for a in BLUEPRINTS for b in BLUEPRINTS if a is not b and _feeds(a, b)]
 
 
 def settle(rng: random.Random, blueprint: Blueprint) -> Offered:
@@ -90,12 +130,17 @@ def settle(rng: random.Random, blueprint: Blueprint) -> Offered:
         names[choices[0]] = chosen
         schema = dict(value.schema)
         if explains:
-            schema["description"] = value.description or f"The {chosen.replace('_', ' ')}"
+            description = value.description or f"The {chosen.replace('_', ' ')}"
+            if rng.random() < 0.2:  # an example that is never what the user wants
+                description += f", e.g. {value.say(value.draw(rng))}"
+            schema["description"] = description
         properties[chosen] = schema
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if blueprint.required:
         parameters["required"] = [names[key.split("|")[0]] for key in blueprint.required]
-    end = "." if rng.random() < 0.5 else ""
+    if rng.random() < 0.15:
+        parameters["additionalProperties"] = False
+    end = "." if rng.random() < 0.5 and blueprint.description else ""
     return Offered(blueprint, Tool(name, f"{blueprint.description}{end}", parameters), names)
 
 
@@ -105,6 +150,7 @@ def draw_call(
     *,
     spelled_out: bool = False,
     only_required: bool = False,
+    fixed: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
 ) -> Call:
     """A call of a tool.
 
@@ -113,6 +159,7 @@ def draw_call(
         offered: the tool.
         spelled_out: the request names the tool and its arguments.
         only_required: optional arguments are left out.
+        fixed: arguments by their names in the templates: the value, and how it is said.
     """
     blueprint = offered.blueprint
     template = rng.choice(blueprint.asks)
@@ -121,21 +168,26 @@ def draw_call(
         key.split("|")[0]: value.say(given[key.split("|")[0]])
         for key, value in blueprint.required.items()
     }
+    given |= {key: one for key, (one, _) in fixed.items()}
+    shown = {**said, **{key: str(one) for key, (one, _) in fixed.items()}}
+    said |= {key: text for key, (_, text) in fixed.items()}
     extra = ""
     if not only_required and (spelled_out or "{+}" in template):
         for key, (value, phrase) in blueprint.optional.items():
             if rng.random() < 0.4:
                 given[key] = value.draw(rng)
-                said[key] = value.say(given[key]) or "true"
+                said[key] = shown[key] = value.say(given[key]) or "true"
                 extra += phrase.format(said[key])
-    spoken = {offered.names[key]: text for key, text in said.items()}
+    spoken = {offered.names[key]: text for key, text in shown.items()}
     if spelled_out:
         request = _spelled_out(rng, offered.tool.name, spoken)
     else:
         request = template.replace("{+}", extra).format(**said)
-    result, answer, value = _result(rng, blueprint, given, said)
+    result, answer, counts = _result(rng, blueprint, given)
     arguments = {offered.names[key]: one for key, one in given.items()}
-    return Call(offered.tool.name, words.capital(request), arguments, spoken, result, answer, value)
+    return Call(
+        offered.tool.name, words.capital(request), arguments, spoken, result, answer, counts
+    )
 
 
 def _spelled_out(rng: random.Random, name: str, spoken: Mapping[str, str]) -> str:
@@ -150,7 +202,7 @@ def _spelled_out(rng: random.Random, name: str, spoken: Mapping[str, str]) -> st
 
 
 def _result(
-    rng: random.Random, blueprint: Blueprint, given: Mapping[str, Any], said: Mapping[str, str]
+    rng: random.Random, blueprint: Blueprint, given: Mapping[str, Any]
 ) -> tuple[str, str, str]:
     """What the tool returns, what is said then, and what of it counts."""
     fields: dict[str, Any] = {}
@@ -162,79 +214,35 @@ def _result(
         else:
             fields[name] = source(given)
         told[name] = told.get(name) or str(fields[name])
-    bare = {key: text.strip('"') for key, text in said.items()}
     if blueprint.answer:
-        answer = blueprint.answer.format(**{**bare, **told})
+        answer = blueprint.answer.format(**{**given, **told})
     else:
         parts = [f"the {name.replace('_', ' ')} is {value}" for name, value in told.items()]
         answer = words.capital(f"{words.listed(parts)}.")
-    value = next((text for text in told.values() if text in answer), answer.rstrip("."))
+    counts = next((text for text in told.values() if text in answer), answer.rstrip("."))
     result = fields["text"] if list(fields) == ["text"] else json.dumps(fields)
-    return result, answer, value
+    return result, answer, counts
 
 
-_ACTIONS = words.of(
-    "get find check update start stop add remove open close print send load store count list reset "
-    "lock move copy rename archive publish review approve reject assign export import merge split "
-    "sort clean repair test inspect record rate rank plan book rent lease ship pack sign scan"
-)
-_FIELDS: tuple[tuple[str, Value], ...] = (
-    ("name", values.PERSON),
-    ("owner", values.PERSON),
-    ("city", values.CITY),
-    ("place", values.ROOM),
-    ("count", values.integer(1, 99)),
-    ("amount", values.integer(1, 9999)),
-    ("level", values.integer(1, 10)),
-    ("size", values.one_of("small", "medium", "large")),
-    ("mode", values.one_of("fast", "slow", "safe", "auto")),
-    ("colour", values.COLOUR),
-    ("label", values.WORD),
-    ("id", values.CODE),
-    ("date", values.DATE),
-    ("time", values.TIME),
-    ("day", values.DAY),
-    ("note", values.PHRASE),
-    ("language", values.LANGUAGE),
-    ("email", values.EMAIL),
-    ("path", values.PATH),
-    ("weight", values.decimal(1, 99)),
-    ("items", values.listing(values.FOOD, 2, 3)),
-    ("tags", values.listing(values.WORD, 1, 3)),
-    ("country", values.COUNTRY),
-    ("number", values.ORDER),
-)
-_RESULTS: tuple[tuple[str, Value], ...] = (
-    ("status", values.STATE),
-    ("reference", values.CODE),
-    ("total", values.integer(0, 999)),
-    ("owner", values.PERSON),
-    ("place", values.ROOM),
-    ("price", values.integer(1, 999)),
-    ("message", values.PHRASE),
-    ("score", values.decimal(0, 10)),
-    ("date", values.DATE),
-    ("colour", values.COLOUR),
-)
+_BEFORE_WISH = ("Please {}", "Can you {}?", "Could you {}?", "I want you to {}", "Now {}")
+_BEFORE_ANY = ("Hi! {}", "Hello. {}", "Hey, {}", "Quick one: {}", "{} Thanks!")
 
 
-def invent(rng: random.Random) -> Blueprint:
-    """A tool that was never seen: a verb, a noun, and arguments from a common stock."""
-    action = rng.choice(_ACTIONS)
-    noun = rng.choice((rng.choice(words.OBJECTS), rng.choice(words.ANIMALS), words.coined(rng)))
-    required = dict(rng.sample(_FIELDS, rng.choice((1, 1, 2, 2, 3))))
-    said = words.listed([f"{name} {{{name}}}" for name in required])
-    short = " ".join(f"{{{name}}}" for name in required)
-    asks = [f"{action} the {noun} with {said}.", f"please {action} a {noun}: {said}."]
-    if len(required) == 1:
-        asks += [f"{action} the {noun} for {short}.", f"{action} {noun} {short}."]
-    result = {"text": values.PHRASE}
-    answer = "The tool says: {text}"
-    if rng.random() < 0.7:
-        result = dict(rng.sample(_RESULTS, rng.choice((1, 2, 2, 3))))
-        answer = ""
-    name = f"{action}_{noun}" if rng.random() < 0.8 else f"{noun}_{action}"
-    description = rng.choice(
-        ("", f"{action.capitalize()} a {noun}", f"{action.capitalize()} {noun}s")
-    )
-    return Blueprint((name,), description, required, {}, tuple(asks), result, answer)
+def polite(rng: random.Random, request: str) -> str:
+    """A request as people put it; half of the time unchanged."""
+    form = rng.random()
+    if form < 0.5:
+        return request
+    if form < 0.8 and request.endswith(".") and request.split(" ", 1)[0] in _IMPERATIVES:
+        frame = rng.choice(_BEFORE_WISH)
+        wish = request[0].lower() + request[1:]
+        return frame.format(wish.rstrip(".") if frame.endswith("?") else wish)
+    return rng.choice(_BEFORE_ANY).format(request)
+
+
+_IMPERATIVES = frozenset(
+    ask.split(" ", 1)[0]
+    for blueprint in BLUEPRINTS
+    for ask in blueprint.asks
+    if ask.endswith(".") and ask[0].isupper()
+) - frozenset(("I", "Ticket", "Task", "Volume", "Wake"))

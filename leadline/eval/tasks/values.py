@@ -124,8 +124,19 @@ _COMMANDS = (
 )
 
 
+def _url(rng: random.Random) -> str:
+    end = rng.choice(("", f"/{rng.choice(words.PLACES)}", f"/{rng.choice(_FILES)}"))
+    return f"https://{rng.choice(words.OBJECTS)}.{rng.choice(('com', 'org', 'net'))}{end}"
+
+
+def _output(rng: random.Random) -> str:
+    line = rng.choice((_phrase, _path, _email, lambda rng: words.digits(rng, 3)))
+    return "\n".join(line(rng) for _ in range(rng.choice((1, 1, 2, 3, 4))))
+
+
 def _date(rng: random.Random) -> str:
-    return f"2{rng.randint(0, 9)}{rng.randint(10, 99)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+    year, month, day = rng.randint(1950, 2049), rng.randint(1, 12), rng.randint(1, 28)
+    return f"{year}-{month:02d}-{day:02d}"
 
 
 def _phrase(rng: random.Random) -> str:
@@ -159,6 +170,8 @@ PERSON = text(
 )
 EMAIL = text(_email, "An e-mail address")
 PATH = text(_path, "Path of a file")
+URL = text(_url, "Address of a page")
+OUTPUT = text(_output)
 COMMAND = quoted(_command, "A shell command")
 DATE = text(_date, "A date, YYYY-MM-DD")
 DAY = one_of(*words.WEEKDAYS)
