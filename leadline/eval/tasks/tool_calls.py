@@ -20,8 +20,8 @@ from leadline.eval.tasks.family import (
 )
 from leadline.eval.tasks.smalltalk import draw_talk
 from leadline.eval.tasks.systems import draw_system
-from leadline.eval.tasks.toolbox import BLUEPRINTS
-from leadline.eval.tasks.tools_in_use import (
+from leadline.eval.tasks.tools import BLUEPRINTS
+from leadline.eval.tasks.tools.in_use import (
     Call,
     Offered,
     draw_call,
