@@ -12,10 +12,10 @@ from leadline.eval.tasks import FAMILIES, Family
 from leadline.eval.tasks import filler as invented_filler
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
-from leadline.tools.train_tiny.tokenizer import PAD
 from leadline.tools.train_tiny.documents import Document, DocumentEncoder, prose_document
 from leadline.tools.train_tiny.glosses import gloss_family, read_glosses
 from leadline.tools.train_tiny.prose import Prose
+from leadline.tools.train_tiny.tokenizer import PAD
 
 PROSE = "prose"
 

@@ -38,7 +38,7 @@ class Part:
     def draw_size(self, rng: random.Random, longest: int) -> float:
         """A size between the two, and not above ``longest``."""
         low, high = (min(size, longest) for size in self.sizes)
-        return low * (high / low) ** rng.random()
+        return float(low * (high / low) ** rng.random())
 
 
 Mixture: TypeAlias = Mapping[str, Part]
