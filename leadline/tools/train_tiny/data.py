@@ -33,6 +33,7 @@ from leadline.tools.train_tiny import packages
 from leadline.tools.train_tiny.corpus import (
     TextDocument,
     build_corpus,
+    joined,
     notice,
     public_domain_sources,
     split_page,
@@ -50,7 +51,9 @@ _FEW_GLOSSES = (
     Gloss("a token", "a piece of text that has a number", is_core=True),
     Gloss("a window", "the part of a text that a layer sees whole", is_core=False),
 )
-_HELDOUT_CHARACTERS = 150_000  # of public text that ``leadline eval`` may carry
+# Characters of public text that ``leadline eval`` carries, in all and a piece: a thousand tokens.
+_PUBLIC_HELDOUT = 150_000
+_PUBLIC_PIECE = 3500
 
 
 def build(folder: Path, cache: Path) -> list[TextDocument]:
@@ -181,16 +184,18 @@ def model_config(base: ModelConfig, tokenizer: tokenizers.Tokenizer) -> ModelCon
 
 
 def write_public_heldout(file: Path, documents: Iterable[TextDocument]) -> None:
-    """Held-out text that nobody holds rights in, a JSON object a line, for ``leadline eval``."""
-    left = _HELDOUT_CHARACTERS
+    """Held-out text that nobody holds rights in, for ``leadline eval``: a JSON object a line."""
+    public = public_domain_sources()
     lines = []
     for document in documents:
-        if not document.is_heldout or document.source not in public_domain_sources():
-            continue
-        left -= len(document.text)
-        if left < 0:
-            break
-        lines.append(json.dumps(dataclasses.asdict(document), ensure_ascii=False) + "\n")
+        if document.is_heldout and document.source in public:
+            paragraphs = ([paragraph] for paragraph in document.text.split("\n\n"))
+            for text in joined(paragraphs, _PUBLIC_PIECE):
+                line = {"source": document.source, "text": text}
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    random.Random("public").shuffle(lines)
+    while sum(map(len, lines)) > _PUBLIC_HELDOUT:
+        lines.pop()
     file.write_text("".join(lines), encoding="utf-8")
 
 
