@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leadline.core.errors import CheckpointError
+from leadline.tools.train_tiny.trainer import Trainer
 from leadline.weights.names import WeightSpec
 
 STATE_FILE = "state.json"
@@ -98,6 +99,28 @@ def load_weights(folder: Path, model: nn.Module) -> Progress:
             )
     model.load_state_dict(stored)
     return Progress(**json.loads((folder / STATE_FILE).read_text()))
+
+
+def save_state(file: Path, trainer: Trainer, progress: Progress) -> None:
+    """Write masters and optimisers: what the next stage on this machine goes on from."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(file.name + ".new")
+    torch.save({"progress": asdict(progress), "trainer": trainer.state_dict()}, new)
+    new.replace(file)
+
+
+def load_state(file: Path, trainer: Trainer) -> Progress:
+    """Read what ``save_state`` wrote into a trainer of the same model.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        trainer.load_state_dict(state["trainer"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{file}: not of this recipe's model ({error})") from error
+    return Progress(**state["progress"])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from leadline.weights.names import WeightSpec
 # The matrices of hidden layers; everything else is an embedding, a head, a vector or a small mixer.
 _MATRIX = re.compile(r"\.(wq_a|wq_b|wkv|wo_a|wo_b|wgate|wk|w1|w2|w3|main_proj)\.weight$")
 
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Weights that share shape, format and optimiser.

@@ -38,9 +38,7 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.95,
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-        )
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

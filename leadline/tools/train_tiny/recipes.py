@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leadline.config.model import ModelConfig
+from leadline.config.model import ModelConfig, QuantizationConfig, RopeScaling, VisionConfig
 from leadline.config.presets import TINY_22M
 from leadline.core.errors import ConfigError
-from leadline.models.deepseek_v41.engram import hash_primes
+from leadline.eval.tasks import FAMILIES
 from leadline.tools.train_tiny.mixture import Mixture, Part
 from leadline.tools.train_tiny.model import Phase
 
@@ -140,6 +140,13 @@ class Recipe:
             )
         return self.stages[number - 1]
 
+    def settings(self, stage: Stage) -> dict[str, Any]:
+        """The numbers of the recipe and of one stage, as ``changed`` takes them, for the log."""
+        numbers = {name: getattr(self, name) for name in _RECIPE_NUMBERS}
+        numbers |= {name: getattr(stage, name) for name in _STAGE_NUMBERS}
+        numbers |= {f"mixture.{name}": part.share for name, part in stage.mixture.items()}
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
     def changed(self, settings: Sequence[str]) -> Recipe:
         """With ``key=value`` settings applied.
 
@@ -197,16 +204,181 @@ def _with_shares(mixture: Mixture, shares: Mapping[str, float]) -> Mixture:
     return {name: part for name, part in changed.items() if part.share > 0}
 
 
-def for_tokenizer(config: ModelConfig, token_map: Sequence[int]) -> ModelConfig:
-    """The configuration with the sizes that follow from a tokenizer.
+# Vendor's mechanisms at the smallest size that has them all: a decoder of four layers, so that
+# bounded replay is not exact, with a candidate source and a layer that selects again.
+REHEARSAL_CONFIG = ModelConfig(
+    image_token_id=60,
+    vision_config=VisionConfig(num_hidden_layers=0),
+    quantization_config=QuantizationConfig(),
+    vocab_size=1024,
+    hidden_size=64,
+    num_hidden_layers=6,
+    moe_intermediate_size=32,
+    num_attention_heads=4,
+    head_dim=32,
+    qk_rope_head_dim=16,
+    q_lora_rank=64,
+    o_lora_rank=32,
+    o_groups=2,
+    swiglu_limit=10.0,
+    rms_norm_eps=1e-20,
+    max_position_embeddings=4096,
+    rope_theta=10000.0,
+    compress_rope_theta=160000.0,
+    rope_scaling=RopeScaling("yarn", 4.0, 32.0, 1.0, 1024),
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    routed_scaling_factor=1.5,
+    sliding_window=16,
+    compress_ratios=(0, 2, 1, 1, 1, 1) + (0,) * 2,
+    kv_source_layer_ids=(1, 2),
+    index_source_layer_ids=(1, 2, 4),
+    index_n_heads=2,
+    index_head_dim=32,
+    index_topk=16,
+    candidate_source_layer_id=2,
+    candidate_topk_blocks=8,
+    candidate_block_size=8,
+    hc_mult=4,
+    hc_sinkhorn_iters=20,
+    hc_eps=1e-6,
+    engram_layer_ids=(1,),
+    engram_num_embeddings=(2164,),
+    engram_max_ngram_size=3,
+    engram_vocab_size=512,
+    engram_n_heads=2,
+    engram_head_dim=32,
+    engram_compressed_vocab_size=800,
+    num_nextn_predict_layers=2,
+    dspark_block_size=5,
+    dspark_noise_token_id=62,
+    dspark_target_layer_ids=(3, 4, 5),
+    dspark_markov_rank=32,
+    dspark_n_routed_experts=4,
+    dspark_num_experts_per_tok=1,
+)
 
-    Args:
-        config: any.
-        token_map: n-gram class of each token id (``engram.compressed_token_map``).
-    """
-    return replace(
-        config,
-        vocab_size=len(token_map),
-        engram_compressed_vocab_size=max(token_map) + 1,
-        engram_num_embeddings=tuple(sum(row) for row in hash_primes(config)),
-    )
+
+def _mixture(**shares: float) -> Mixture:
+    """Shares in percent; sizes are those that a family's exercises make sense at."""
+    sizes = {name: family.sizes for name, family in FAMILIES.items()}
+    sizes |= {"prose": (256, 8192), "glosses": (40, 400)}
+    return {name: Part(share, sizes[name]) for name, share in shares.items()}
+
+
+# The association circuit forms where nearly every token has to be recalled (study 4.1).
+_EARLY = _mixture(
+    prose=22,
+    glosses=4,
+    recall_dense=20,
+    recall=10,
+    recall_quiz=6,
+    needle=4,
+    two_hop=3,
+    multi_turn=8,
+    tool_calls=9,
+    word_problem=5,
+    arithmetic=1,
+    arithmetic_drill=3,
+    smalltalk=1,
+)
+_LATE = _mixture(
+    prose=22,
+    glosses=4,
+    recall_dense=5,
+    recall=10,
+    recall_quiz=4,
+    needle=6,
+    two_hop=5,
+    multi_turn=14,
+    tool_calls=13,
+    word_problem=8,
+    arithmetic=2,
+    arithmetic_drill=1,
+    smalltalk=1,
+)
+# A small vocabulary makes chats long: passages only, then the shortest chats.
+_PASSAGES = _mixture(prose=25, recall_dense=65, arithmetic_drill=10)
+_SHORT = {**_PASSAGES, "recall": Part(20, (128, 192))}
+
+H200 = Recipe(
+    name="h200",
+    config=TINY_22M,
+    stages=(
+        Stage(
+            seconds=460,
+            seq_len=1024,
+            tokens_per_step=65536,
+            early_tokens=32768,
+            early_until=0.2,
+            micro_tokens=32768,
+            index_from=200,
+            mixture=_EARLY,
+        ),
+        Stage(
+            seconds=460,
+            seq_len=2048,
+            tokens_per_step=65536,
+            early_tokens=65536,
+            micro_tokens=32768,
+            sparse_from=0.4,
+            decay_from=0.7,
+            lr_end=0.6,
+            mixture=_LATE,
+        ),
+        Stage(
+            seconds=460,
+            seq_len=4096,
+            tokens_per_step=65536,
+            early_tokens=65536,
+            micro_tokens=32768,
+            sparse_from=0.0,
+            quantize_from=0.0,
+            lr_start=0.6,
+            decay_from=0.0,
+            lr_end=0.02,
+            mixture=_LATE,
+        ),
+    ),
+)
+
+_SMALL_STAGE = Stage(
+    max_steps=400,
+    seq_len=256,
+    tokens_per_step=2048,
+    early_tokens=2048,
+    micro_tokens=2048,
+    mixture=_PASSAGES,
+)
+REHEARSAL = Recipe(
+    name="rehearsal",
+    config=REHEARSAL_CONFIG,
+    stages=(
+        replace(_SMALL_STAGE, index_from=20),
+        replace(
+            _SMALL_STAGE,
+            max_steps=200,
+            seq_len=512,
+            sparse_from=0.4,
+            decay_from=0.7,
+            lr_end=0.6,
+            mixture=_SHORT,
+        ),
+        replace(
+            _SMALL_STAGE,
+            max_steps=100,
+            seq_len=512,
+            sparse_from=0.0,
+            quantize_from=0.0,
+            lr_start=0.6,
+            decay_from=0.0,
+            lr_end=0.02,
+            mixture=_SHORT,
+        ),
+    ),
+    warmup_steps=20,
+    log_steps=10,
+)
+
+RECIPES = {recipe.name: recipe for recipe in (H200, REHEARSAL)}
+"""All recipes by name."""

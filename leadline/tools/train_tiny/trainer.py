@@ -61,7 +61,9 @@ class Trainer:
         self._num_good = torch.zeros((), device=self._device)
         self._num_steps = 0  # since the figures were read
 
-    def step(self, batches: Iterator[Batch], phase: Phase, *, passes: int, lr_factor: float) -> None:
+    def step(
+        self, batches: Iterator[Batch], phase: Phase, *, passes: int, lr_factor: float
+    ) -> None:
         """One optimiser step on the mean gradient of ``passes`` batches, per replica.
 
         A step whose gradient is not finite leaves it out: only the momentum moves the weights.
@@ -107,7 +109,10 @@ class Trainer:
         """
         *sums, num_good = torch.stack((*self._figures, self._num_good)).tolist()
         figures = {name: x / max(1, num_good) for name, x in zip(_FIGURES, sums, strict=True)}
-        figures |= {"skipped": self._num_steps - int(num_good), "lr": self._adamw.param_groups[0]["lr"]}
+        figures |= {
+            "skipped": self._num_steps - int(num_good),
+            "lr": self._adamw.param_groups[0]["lr"],
+        }
         self._figures.zero_()
         self._num_good.zero_()
         self._num_steps = 0
