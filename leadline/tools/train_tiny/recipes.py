@@ -262,39 +262,49 @@ REHEARSAL_CONFIG = ModelConfig(
 def _mixture(**shares: float) -> Mixture:
     """Shares in percent; sizes are those that a family's exercises make sense at."""
     sizes = {name: family.sizes for name, family in FAMILIES.items()}
-    sizes |= {"prose": (256, 8192), "glosses": (40, 400)}
+    sizes |= {"prose": (256, 8192), "glosses": (20, 200)}
     return {name: Part(share, sizes[name]) for name, share in shares.items()}
 
 
 # The association circuit forms where nearly every token has to be recalled (study 4.1).
 _EARLY = _mixture(
-    prose=22,
-    glosses=4,
-    recall_dense=20,
-    recall=10,
+    prose=20,
+    glosses=3,
+    recall_dense=18,
+    recall=9,
     recall_quiz=6,
     needle=4,
     two_hop=3,
-    multi_turn=8,
+    quotation=3,
+    multi_turn=7,
     tool_calls=9,
+    json_output=2,
     word_problem=5,
     arithmetic=1,
     arithmetic_drill=3,
+    multiple_choice=3,
+    sequences=2,
+    listing=1,
     smalltalk=1,
 )
 _LATE = _mixture(
-    prose=22,
-    glosses=4,
+    prose=20,
+    glosses=3,
     recall_dense=5,
-    recall=10,
+    recall=9,
     recall_quiz=4,
     needle=6,
-    two_hop=5,
-    multi_turn=14,
-    tool_calls=13,
-    word_problem=8,
-    arithmetic=2,
+    two_hop=4,
+    quotation=3,
+    multi_turn=13,
+    tool_calls=12,
+    json_output=3,
+    word_problem=7,
+    arithmetic=1,
     arithmetic_drill=1,
+    multiple_choice=4,
+    sequences=3,
+    listing=1,
     smalltalk=1,
 )
 # A small vocabulary makes chats long: passages only, then the shortest chats.
