@@ -16,6 +16,7 @@ import yaml
 from leadline.config.args import settings
 from leadline.config.engine import EngineConfig
 from leadline.config.server import ServerConfig
+from leadline.eval.options import EvalOptions
 from tests.serving.conftest import MakeRig, rig
 from tests.serving.live import serving
 from tests.serving.test_admin import samples
@@ -82,9 +83,11 @@ def test_map_of_the_architecture_names_every_module() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
-    known = {s.flag[2:] for config in (ServerConfig, EngineConfig) for s in settings(config)}
+    configs = (ServerConfig, EngineConfig, EvalOptions)
+    known = {s.flag[2:] for config in configs for s in settings(config)}
     known |= {"help", "config", "print-config", "some-flag", "flag"}
     known |= {"build-arg", "gpus", "shm-size"}  # docker's
+    known |= {"tasks", "include", "output"}  # lm_eval's, the last two up to their underscore
     named = FLAG.findall(page.read_text(encoding="utf-8"))
     assert sorted({flag.removeprefix("no-") for flag in named} - known) == []
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from leadline.serving.anthropic.messages import count_tokens, messages
 from leadline.serving.openai.chat import chat_completions
 from leadline.serving.openai.completions import completions
-from leadline.serving.openai.tokenize import detokenize, tokenize
+from leadline.serving.openai.tokenize import detokenize, tokenize, tokenizer_info
 from leadline.serving.responses.endpoints import cancel_response, create_response, get_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -37,6 +37,7 @@ def inference_routes(admitted: Sequence[Middleware] = ()) -> list[Route]:
         *(Route(f"{path}/count_tokens", count_tokens, methods=["POST"]) for path in _MESSAGES),
         *both("/tokenize", tokenize, "POST"),
         *both("/detokenize", detokenize, "POST"),
+        *both("/tokenizer_info", tokenizer_info),
     ]
 
 

@@ -1,4 +1,7 @@
-"""``/tokenize`` and ``/detokenize`` (serving-api 6); never limited by the context's length."""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info`` (serving-api 6).
+
+Never limited by the context's length.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ from typing import Any
 
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from leadline.core.errors import BadRequest
 from leadline.serving.body import decode_body
 from leadline.serving.chat_call import encode_query
-from leadline.serving.context import Caller, Server
+from leadline.serving.context import Caller, Server, server_of
 from leadline.serving.endpoint import reply
 from leadline.serving.openai.chat_query import chat_query
 from leadline.serving.openai.schema import ChatRequest
 from leadline.serving.sampling import check_token_ids
+from leadline.text.tokenizer import BOS, EOS
 
 
 class TokenizeRequest(Struct):
@@ -58,6 +62,12 @@ async def tokenize(http: Request) -> Response:
 async def detokenize(http: Request) -> Response:
     """Text of ids, markers included."""
     return await reply(http, _detokenize)
+
+
+async def tokenizer_info(http: Request) -> Response:
+    """What evaluation harnesses ask before they encode prompts here."""
+    limit = server_of(http).model.max_model_len
+    return JSONResponse({"bos_token": BOS, "eos_token": EOS, "model_max_length": limit})
 
 
 def _tokenize(server: Server, raw: bytes, caller: Caller) -> Tokens:
