@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,10 @@ def arm_config(arm: Arm, base: Mapping[str, Any]) -> Iterator[EngineConfig]:
     own = {key: value for key, value in arm.changes.items() if key in model_keys}
     values = {**EXACT_SETTINGS, **base}
     values |= {key: value for key, value in arm.changes.items() if key not in own}
-    with tempfile.TemporaryDirectory(prefix="leadline-arm-") as folder:
+    with ExitStack() as stack:
         if own:
             source = resolve_checkpoint(values["model"], values.get("revision"))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leadline-arm-"))
             _overlay(source, Path(folder), own)
             values["model"] = folder
         yield from_values(EngineConfig, values)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from leadline.config.model import load_model_config
 from leadline.engine.launch import resolve_device
-from leadline.eval.arms import ARMS, REFERENCE, arm_config, choose_arms
+from leadline.eval.arms import ARMS, arm_config, choose_arms
 from leadline.eval.circumstances import circumstances, progress_bars
 from leadline.eval.measure import Record, measure
 from leadline.eval.options import EvalOptions, Scale
 from leadline.eval.questions import Dialogue, as_dialogue, fits
 from leadline.eval.report import Report
-from leadline.eval.runner import Runner
+from leadline.eval.runner import Outcomes, Runner
 from leadline.eval.suite import choose_parts
 from leadline.eval.summary import summarise
 from leadline.text.encoding import ChatEncoder
@@ -25,14 +26,14 @@ from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
 from leadline.weights.checkpoint import resolve_checkpoint
 
-# Dialogues that all arms answer before the next ones come: their distributions, a float32 per
-# token of the vocabulary, are kept until then.
-CHUNK = 128
+# All arms answer so many times the concurrency before the next dialogues come. The reference's
+# distributions, a float32 per token of the vocabulary, are kept until then.
+CHUNK_ROUNDS = 4
 # Of each arm, where no setting says so: all engines are alive at once.
 CACHE_BYTES = 2**29
 DEFAULT_ARMS: Mapping[Scale, str] = {
     "quick": "served",
-    "standard": ",".join(ARMS),
+    "standard": "replay-both,kv-nvfp4,served",
     "full": ",".join(ARMS),
 }
 
@@ -61,6 +62,12 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
         "max_num_queued_reqs": 0,
         **settings,
     }
+    exercises = [
+        exercise
+        for part in choose_parts(options.families)
+        for exercise in part.exercises(options.scale, options.suite_seed, options.items)
+    ]
+    asked = [as_dialogue(exercise, i, encoder) for i, exercise in enumerate(exercises)]
     records: dict[str, list[Record]] = {arm.name: [] for arm in arms}
     with ExitStack() as stack:
         runners = {
@@ -68,32 +75,30 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
             for arm in arms
         }
         longest = min(runner.max_model_len for runner in runners.values())
-        exercises = [
-            exercise
-            for part in choose_parts(options.families)
-            for exercise in part.exercises(options.scale, options.suite_seed, options.items)
-        ]
-        asked = [as_dialogue(exercise, i, encoder) for i, exercise in enumerate(exercises)]
         dialogues = [d for d in asked if d.questions and fits(d, longest)]
         progress = stack.enter_context(progress_bars())
         bars = {arm.name: progress.add_task(arm.name, total=len(dialogues)) for arm in arms}
-        for start in range(0, len(dialogues), CHUNK):
-            for arm, found in run_arms(
-                runners,
-                dialogues[start : start + CHUNK],
-                window,
-                lambda arm: progress.advance(bars[arm]),
-            ):
-                records[arm] += found
+        size = CHUNK_ROUNDS * options.concurrency
+        for start in range(0, len(dialogues), size):
+            chunk = dialogues[start : start + size]
+            reference: Outcomes = {}  # of the first arm
+            for name, runner in runners.items():
+                outcomes = runner.run(
+                    chunk,
+                    concurrency=options.concurrency,
+                    advance=partial(progress.advance, bars[name]),
+                )
+                reference = reference or outcomes
+                records[name] += measure_all(chunk, outcomes, reference, window)
         work = {name: runner.counters() for name, runner in runners.items()}
     return Report(
         summary=summarise(records),
         arms={arm.name: arm.meaning for arm in arms},
         circumstances={
             **circumstances(options, command),
-            "model": settings["model"],
+            "model": shown_name(settings["model"]),
             "device": device_name(settings.get("device", "auto")),
-            "settings": shared,
+            "settings": {name: value for name, value in shared.items() if name != "model"},
             "max_model_len": longest,
             "dialogues left out as too long": len(asked) - len(dialogues),
         },
@@ -101,27 +106,19 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
     )
 
 
-def run_arms(
-    runners: Mapping[str, Runner],
-    dialogues: Sequence[Dialogue],
-    window: int,
-    advance: Callable[[str], object],
-) -> Iterator[tuple[str, list[Record]]]:
-    """Records of each arm, the reference first; ``advance`` gets its name after each dialogue."""
-    reference = runners[REFERENCE].run(dialogues, partial(advance, REFERENCE))
-    for name, runner in runners.items():
-        outcomes = reference
-        if name != REFERENCE:
-            outcomes = runner.run(dialogues, partial(advance, name))
-        yield (
-            name,
-            [
-                measure(dialogue, place, outcomes[key], reference[key], window=window)
-                for dialogue in dialogues
-                for place in range(len(dialogue.questions))
-                if (key := (dialogue.number, place)) in reference
-            ],
-        )
+def measure_all(
+    dialogues: Sequence[Dialogue], outcomes: Outcomes, reference: Outcomes, window: int
+) -> Iterator[Record]:
+    """Records of all measured questions, in order."""
+    for dialogue in dialogues:
+        for place in range(len(dialogue.questions)):
+            if (key := (dialogue.number, place)) in outcomes:
+                yield measure(dialogue, place, outcomes[key], reference[key], window=window)
+
+
+def shown_name(model: str) -> str:
+    """A model as reports call it: where it lies here is nobody's business."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def device_name(device: str) -> str:

@@ -19,8 +19,8 @@ class EvalOptions:
         full: as many as it takes to see half a percentage point.
         items: exercises of each cell; wins over the two.
         families: with commas between them; all of them if left out.
-        arms: with commas between them, beside exact, which is always there; left out it is what
-            the server does by default, with quick, else all.
+        arms: with commas between them, beside exact, which is always there; left out there are
+            served with quick, all with full, else replay-both, kv-nvfp4 and served.
         arm: a further arm, NAME:SETTING=VALUE,SETTING=VALUE; may be given several times.
         suite_seed: of the exercises.
         out: folder of evaluation.json, evaluation.md and evaluation.png.
@@ -28,7 +28,7 @@ class EvalOptions:
         endpoint: address of an OpenAI server, such as http://localhost:8000/v1, whose model
             --model names; only its accuracy can be told.
         api_key: of that server.
-        concurrency: requests to that server at once.
+        concurrency: dialogues under way at once, or requests to that server.
     """
 
     quick: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,9 +24,6 @@ from leadline.eval.questions import Dialogue, Question, answer_limit
 from leadline.eval.scoring import Answer
 from leadline.text.output_parser import OutputParser
 from leadline.text.tokenizer import Tokenizer
-
-# Dialogues under way at once; each has two requests.
-CONCURRENCY = 32
 
 
 @dataclass(slots=True)
@@ -57,10 +55,12 @@ class ScriptedSampler(Sampler):
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
         tokens = super().sample(logits, requests)
-        for row, request in enumerate(requests):
-            if (script := self.scripts.get(request.request_id)) is not None:
-                script.logits.append(logits[row].float().cpu().clone())
-                tokens[row] = SampledToken(script.token_ids[request.num_output_tokens])
+        rows = [row for row, r in enumerate(requests) if r.request_id in self.scripts]
+        kept = logits[rows].float().cpu()
+        for row, own in zip(rows, kept, strict=True):
+            script = self.scripts[requests[row].request_id]
+            script.logits.append(own)
+            tokens[row] = SampledToken(script.token_ids[requests[row].num_output_tokens])
         return tokens
 
 
@@ -79,6 +79,10 @@ class Outcome:
     answer: Answer | None
     num_cached: int
     num_replayed: int
+
+
+Outcomes: TypeAlias = dict[tuple[int, int], Outcome]
+"""By dialogue and place in it."""
 
 
 @dataclass(slots=True)
@@ -136,28 +140,33 @@ class Runner:
         return dict(self._engine.stats().counters)
 
     def run(
-        self, dialogues: Sequence[Dialogue], advance: Callable[[], object] = lambda: None
-    ) -> dict[tuple[int, int], Outcome]:
-        """Outcomes of the measured questions, by dialogue and place in it.
+        self,
+        dialogues: Sequence[Dialogue],
+        *,
+        concurrency: int = 32,
+        advance: Callable[[], object] = lambda: None,
+    ) -> Outcomes:
+        """Outcomes of the measured questions.
 
         The cache is empty at first, and of a dialogue's turns each finds what those before it
         left there.
 
         Args:
             dialogues: of different numbers.
+            concurrency: those under way at once; each has two requests.
             advance: called when a dialogue has ended.
 
         Raises:
             LeadlineError: a request failed.
         """
         self._engine.reset_prefix_cache()
-        found: dict[tuple[int, int], Outcome] = {}
+        found: Outcomes = {}
         # Long ones first, or the last of them would run alone.
         waiting = deque(sorted(dialogues, key=lambda d: len(d.questions), reverse=True))
         running: dict[str, tuple[_Reply, _Course]] = {}
         num_courses = 0
         while True:
-            while waiting and num_courses < CONCURRENCY:
+            while waiting and num_courses < concurrency:
                 num_courses += 1
                 self._send(_Course(self._steps(waiting.popleft(), found)), running)
             if not running:
@@ -182,9 +191,8 @@ class Runner:
             self._engine.add(reply.request)
         return bool(replies)
 
-    def _steps(
-        self, dialogue: Dialogue, found: dict[tuple[int, int], Outcome]
-    ) -> Iterator[list[_Reply]]:
+    def _steps(self, dialogue: Dialogue, found: Outcomes) -> Iterator[list[_Reply]]:
+        """What a dialogue sends, one group after the other; notes what it finds."""
         for place, question in enumerate(dialogue.questions):
             name = f"{dialogue.family}-{dialogue.number}-{place}"
             prompt = question.prompt.token_ids
