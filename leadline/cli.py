@@ -212,6 +212,8 @@ def evaluate(argv: Sequence[str]) -> None:
     given = {name: value for name, value in values.items() if name in known}
     if options.endpoint is None:
         given["model"] = _engine_config(values, positionals).model
+    elif positionals:
+        given["model"] = _single(positionals, "a model")
     eval_main(options, given, shlex.join(["leadline", "eval", *argv]))
 
 
