@@ -13,10 +13,11 @@ from leadline.eval.tasks.prose import filler
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 0.75, 1.0])
 def test_the_fact_stands_at_its_depth(depth: float) -> None:
     for seed in range(20):
-        chat = needle(random.Random(seed), 2000, thinking=False, depth=depth, num_questions=1)
-        text, value = chat.messages[0]["content"], chat.wanted[0]
-        assert value is not None
-        assert text.find(value) / len(text) == pytest.approx(depth, abs=0.06)
+        chat = needle(random.Random(seed), 2000, thinking=True, depth=depth, num_questions=1)
+        text = chat.messages[0]["content"]
+        fact = chat.messages[1]["reasoning_content"].removeprefix("The note says: ")
+        assert text.count(fact) == 1
+        assert text.find(fact) / len(text) == pytest.approx(depth, abs=0.06)
         assert chat.cell == f"{depth:.0%} of 2000"
 
 

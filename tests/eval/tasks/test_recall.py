@@ -9,7 +9,8 @@ import pytest
 
 from leadline.eval.exercise import Chat, Passage
 from leadline.eval.tasks import FAMILIES
-from leadline.eval.tasks.facts import KINDS, NOT_NOTED, draw_fact, draw_notes
+from leadline.eval.tasks.facts import NOT_NOTED, draw_fact, draw_notes
+from leadline.eval.tasks.kinds import KINDS, Kind
 from leadline.eval.tasks.recall import recall, recall_dense, recall_quiz
 
 
@@ -37,10 +38,10 @@ def test_a_quiz_is_thought_through_in_the_words_of_the_note() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.statements[0])
-def test_every_wording_names_key_and_value(kind: object) -> None:
+def test_every_wording_names_key_and_value(kind: Kind) -> None:
     rng = random.Random(1)
     for _ in range(40):
-        fact = draw_fact(rng, next(one for one in KINDS if one is kind))
+        fact = draw_fact(rng, kind)
         question = fact.ask(rng)
         for text in (fact.text, question.text, fact.sentence()):
             assert fact.key.casefold() in text.casefold()
