@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import argparse
 from pathlib import Path
 
 import pytest
 
-from leadline.config.presets import TINY_22M
-from leadline.tools.train_tiny.data import build_small
+from leadline.tools.train_tiny.data import add_arguments, run
 from leadline.tools.train_tiny.dataset import DataSet
 
 ROOT = Path(__file__).parents[3]
@@ -17,8 +16,11 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    files = [ROOT / name for name in ("LICENSE", "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")]
-    build_small(folder, files, replace(TINY_22M, vocab_size=1024))
+    names = ("LICENSE", "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+    texts = [str(ROOT / name) for name in names]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    run(parser.parse_args([str(folder), "--texts", *texts, "--vocab-size", "1024"]))
     return folder
 
 
