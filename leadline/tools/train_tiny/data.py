@@ -134,19 +134,15 @@ def write_part(
 ) -> dict[str, dict[str, int]]:
     """Encode a part of the corpus; returns documents, characters and tokens by source."""
     told: dict[str, dict[str, int]] = {}
-
-    def encoded() -> Iterator[Ids]:
-        for document in documents:
-            ids = encoder.text(Passage("prose", document.text))
-            counts = told.setdefault(
-                document.source, {"documents": 0, "characters": 0, "tokens": 0}
-            )
-            counts["documents"] += 1
-            counts["characters"] += len(document.text)
-            counts["tokens"] += len(ids)
-            yield ids
-
-    write_prose(folder, name, encoded())
+    encoded: list[Ids] = []
+    for document in documents:
+        ids = encoder.text(Passage("prose", document.text))
+        counts = told.setdefault(document.source, {"documents": 0, "characters": 0, "tokens": 0})
+        counts["documents"] += 1
+        counts["characters"] += len(document.text)
+        counts["tokens"] += len(ids)
+        encoded.append(ids)
+    write_prose(folder, name, encoded)
     return told
 
 

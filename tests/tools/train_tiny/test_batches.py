@@ -7,6 +7,8 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +28,7 @@ from leadline.tools.train_tiny.documents import Document
 from leadline.tools.train_tiny.mixture import Part, Stream, draw_documents, packed_batches
 from leadline.tools.train_tiny.packing import PackedRows, pack
 
+ROOT = Path(__file__).parents[3]
 PAD = 2
 MIXTURE = {
     "prose": Part(50, (64, 512)),
@@ -131,6 +134,11 @@ class TestMixture:
         lengths = [len(ids) for ids in data.tokenizer.encode_texts(texts)]
         assert 200 < np.mean(lengths) < 900  # a small vocabulary makes invented text long
         assert not any("\ufffd" in text or "<｜" in text for text in texts)
+
+
+def test_workers_start_without_torch() -> None:
+    code = "import sys, leadline.tools.train_tiny.mixture; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 class TestLoader:
