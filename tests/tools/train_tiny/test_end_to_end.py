@@ -32,19 +32,21 @@ def test_what_is_trained_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     data, out, checkpoint = tmp_path / "data", tmp_path / "out", tmp_path / "checkpoint"
     monkeypatch.setitem(RECIPES, "rehearsal", replace(REHEARSAL, config=_CONFIG))
     build_small(data, _PROSE, _CONFIG)
-    short = ["--set=max_steps=8", "--set=log_steps=2", "--set=warmup_steps=2"]
+    short = ["max_steps=6", "log_steps=2", "warmup_steps=1", "validate_seconds=1000", "seq_len=256"]
+    short += ["micro_tokens=1024", "early_tokens=1024", "tokens_per_step=1024"]
     run = ["all", "--recipe=rehearsal", f"--data={data}", f"--out={out}"]
-    assert command.main([*run, f"--state={tmp_path / 'state.pt'}", *short]) == 0
+    settings = [f"--set={setting}" for setting in short]
+    assert command.main([*run, f"--state={tmp_path / 'state.pt'}", *settings]) == 0
     for number in (1, 2, 3):
         lines = read_journal(out / f"stage-{number}" / "log.jsonl")
-        assert [line["kind"] for line in lines] == ["start", *["train"] * 4, "validation"]
+        assert [line["kind"] for line in lines] == ["start", *["train"] * 3, "validation"]
         assert lines[0]["before"]["stage"] == number - 1
     assert lines[-2]["loss"] < 6.5  # from log(1024), 6.93
 
     config, token_map = fitted(_CONFIG, data)
     model = Transformer(config, token_map)
     progress = load_weights(out / "stage-3" / "weights", model)
-    assert (progress.steps, progress.is_quantized) == (24, True)
+    assert (progress.steps, progress.is_quantized) == (18, True)
     export(checkpoint, config, model.state_dict(), tokenizer=data / "tokenizer.json")
     assert load_model_config(checkpoint) == config
     with LLM(checkpoint, kv_cache_memory_bytes=16 * 2**20, max_num_seqs=2) as llm:
