@@ -36,7 +36,8 @@ class Run:
     """A stage over the stand-in, on a clock that every pass of the model moves on."""
 
     def __init__(self, file: Path, stage: Stage, *, pass_seconds: float = 1.0) -> None:
-        self.time, self.saved = 0.0, []
+        self.time = 0.0
+        self.saved: list[int] = []
         self.model = StandIn()
 
         def moves_on(*_: Any) -> None:
