@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
@@ -161,8 +162,10 @@ def test_held_out_losses_come_by_family_and_change_nothing() -> None:
     stream = batches()
     held_out = dict(zip(("prose", "recall"), stream, strict=False))
     held_out["recall"].weights[:, 1:9] = 0.1
+    held_out["heavy"] = replace(held_out["prose"], weights=3 * held_out["prose"].weights)
     losses = trainer.evaluate(held_out, Phase())
     assert losses.keys() == held_out.keys()
     assert losses["prose"]["all"] == pytest.approx(losses["prose"]["answers"])
+    assert losses["heavy"] == pytest.approx(losses["prose"])
     assert losses["recall"]["all"] != pytest.approx(losses["recall"]["answers"])
     assert all(parameter.grad is None for parameter in model.parameters())
