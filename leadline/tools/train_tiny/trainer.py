@@ -136,7 +136,7 @@ class Trainer:
             # With gradients, though nothing needs them: compiled code is that of training then.
             output = self._model(batch, phase)
             is_answer = batch.weights >= 1
-            answers = (output.token_losses * is_answer).sum() / is_answer.sum()
+            answers = output.token_losses[is_answer].sum() / batch.weights[is_answer].sum()
             means.append(torch.stack((output.loss.detach(), answers)))
         rows = torch.stack(means).tolist()
         return {
