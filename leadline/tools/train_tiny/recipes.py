@@ -304,6 +304,7 @@ _SHORT = {**_PASSAGES, "recall": Part(20, (128, 192))}
 H200 = Recipe(
     name="h200",
     config=TINY_22M,
+    validate_seconds=100.0,
     stages=(
         Stage(
             seconds=460,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import torch
+
 from leadline.core.errors import LeadlineError
 from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.clock import Clock
@@ -91,6 +93,7 @@ class StageRun:
             tokens_per_second=num_tokens / (now - since),
             sparse=self._phase.sparse,
             quantize=self._phase.quantize,
+            gpu_gib=torch.cuda.max_memory_allocated() / 2**30,
             **figures,
         )
         self._logged, self._logged_tokens = (self._trainer.steps, now), self._trainer.tokens

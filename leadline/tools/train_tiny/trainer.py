@@ -5,6 +5,7 @@ Nothing in a step waits for the GPU: figures are summed there and read once per 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from leadline.tools.train_tiny.replicas import Replicas
 from leadline.weights.names import WeightSpec
 
 # What a step is judged by, as the log calls it; means over the steps of a line.
-_FIGURES = ("loss", "index_loss", "gradient_norm", "max_expert_share")
+_FIGURES = ("loss", "index_loss", "index_mass", "gradient_norm", "max_expert_share")
 
 
 class Trainer:
@@ -59,7 +60,7 @@ class Trainer:
         self._device = next(model.parameters()).device
         self._figures = torch.zeros(len(_FIGURES), device=self._device)
         self._num_good = torch.zeros((), device=self._device)
-        self._num_steps = 0  # since the figures were read
+        self._num_steps, self._waited_seconds = 0, 0.0  # since the figures were read
 
     def step(
         self, batches: Iterator[Batch], phase: Phase, *, passes: int, lr_factor: float
@@ -70,14 +71,17 @@ class Trainer:
         """
         if phase.quantize and not self.is_quantized:
             self._publish(quantize=True)
-        losses = torch.zeros(2, device=self._device)
+        of_model = torch.zeros(3, device=self._device)
         expert_counts: Tensor | float = 0.0
         for _ in range(passes):
+            began = time.perf_counter()
             batch = next(batches).to(self._device)
+            self._waited_seconds += time.perf_counter() - began
             output = self._model(batch, phase)
             loss = output.loss + self._recipe.index_weight * output.index_loss
             (loss / passes).backward()
-            losses += torch.stack((output.loss.detach(), output.index_loss.detach())) / passes
+            told = (output.loss.detach(), output.index_loss.detach(), output.index_mass)
+            of_model += torch.stack(told) / passes
             expert_counts = expert_counts + output.expert_counts
             self.tokens += batch.ids.numel() * self._replicas.size
         assert isinstance(expert_counts, Tensor)
@@ -96,7 +100,7 @@ class Trainer:
         if not phase.quantize:  # frozen then: routing is a part of what is measured (section 5)
             self._balance(expert_counts)
         share = (expert_counts / expert_counts.sum(-1, keepdim=True)).amax()
-        figures = torch.stack((*losses, norm, share))
+        figures = torch.stack((*of_model, norm, share))
         self._figures += torch.where(is_finite, figures, 0.0)
         self._num_good += is_finite
         self._num_steps += 1
@@ -105,17 +109,18 @@ class Trainer:
     def read_figures(self) -> dict[str, float]:
         """Means since the last reading, over steps with finite gradients; waits for the device.
 
-        ``skipped`` is the number of the others.
+        ``skipped`` is the number of the others, ``data_seconds`` the time without a batch ready.
         """
         *sums, num_good = torch.stack((*self._figures, self._num_good)).tolist()
         figures = {name: x / max(1, num_good) for name, x in zip(_FIGURES, sums, strict=True)}
         figures |= {
             "skipped": self._num_steps - int(num_good),
             "lr": self._adamw.param_groups[0]["lr"],
+            "data_seconds": self._waited_seconds,
         }
         self._figures.zero_()
         self._num_good.zero_()
-        self._num_steps = 0
+        self._num_steps, self._waited_seconds = 0, 0.0
         return figures
 
     def evaluate(self, held_out: Mapping[str, Batch], phase: Phase) -> dict[str, dict[str, float]]:
@@ -138,8 +143,8 @@ class Trainer:
         return {
             "masters": self._masters.state_dict(),
             "gate_biases": dict(self._gate_biases),
-            "muon": self._muon.state_dict(),
-            "adamw": self._adamw.state_dict(),
+            "muon": self._muon.state_dict()["state"],
+            "adamw": self._adamw.state_dict()["state"],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,8 +152,10 @@ class Trainer:
         self._masters.load_state_dict(state["masters"])
         for name, bias in self._gate_biases.items():
             bias.copy_(state["gate_biases"][name])
-        self._muon.load_state_dict(state["muon"])
-        self._adamw.load_state_dict(state["adamw"])
+        for optimizer, name in ((self._muon, "muon"), (self._adamw, "adamw")):
+            # Settings are those of this recipe, not of the one that wrote the state.
+            settings = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state[name], "param_groups": settings})
         self._warmup_steps = 0
         self._publish(quantize=False)
 
