@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.masters import Masters
-from leadline.tools.train_tiny.model import Phase
+from leadline.tools.train_tiny.model import Losses, Phase
 from leadline.tools.train_tiny.optim import Muon, adamw, clip_gradients
 from leadline.tools.train_tiny.recipes import Recipe
 from leadline.tools.train_tiny.replicas import Replicas
@@ -77,7 +77,7 @@ class Trainer:
             began = time.perf_counter()
             batch = next(batches).to(self._device)
             self._waited_seconds += time.perf_counter() - began
-            output = self._model(batch, phase)
+            output = self.forward(batch, phase)
             loss = output.loss + self._recipe.index_weight * output.index_loss
             (loss / passes).backward()
             told = (output.loss.detach(), output.index_loss.detach(), output.index_mass)
@@ -105,6 +105,11 @@ class Trainer:
         self._num_good += is_finite
         self._num_steps += 1
         self.steps += 1
+
+    def forward(self, batch: Batch, phase: Phase) -> Losses:
+        """What a step learns from; not for evaluation."""
+        losses: Losses = self._model(batch, phase)
+        return losses
 
     def read_figures(self) -> dict[str, float]:
         """Means since the last reading, over steps with finite gradients; waits for the device.
