@@ -103,11 +103,6 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
             raise ValueError("a plain weight has no codes")
 
 
-def round_trip(format: WeightFormat, values: Tensor) -> Tensor:
-    """Float32 ``[..., out, in]`` as a checkpoint in ``format`` would hold them."""
-    return decode(format, *encode(format, values))
-
-
 def _encode_fp8_block(values: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
     rows, cols = values.shape[-2:]
     padded = F.pad(values, (0, -cols % block, 0, -rows % block))

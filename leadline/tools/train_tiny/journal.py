@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 class Journal:
@@ -16,25 +16,18 @@ class Journal:
     """
 
     def __init__(self, file: Path | None, **common: Any) -> None:
-        self._common = common
-        self._file: TextIO | None = None
+        self._file, self._common = file, common
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = file.open("a", encoding="utf-8")
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add an entry; floats are rounded to what a reader can use."""
         if self._file is None:
             return
         entry = {"kind": kind, **self._common, **{k: _short(v) for k, v in fields.items()}}
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
-        print(kind, *(f"{k}={v}" for k, v in entry.items() if k != "kind"), flush=True)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        with self._file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(entry) + "\n")
+        print(*(f"{key}={value}" for key, value in entry.items()), flush=True)
 
 
 def read_journal(file: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -113,10 +112,8 @@ def train_stage(recipe: Recipe, number: int, places: Places, *, started: float) 
             alignment=math.lcm(*filter(None, config.compress_ratios)),
         )
         log = places.out / LOG_FILE if replicas.rank == 0 else None
-        with (
-            BatchLoader(stream, workers=places.workers, pin_memory=on_gpu) as batches,
-            closing(Journal(log, stage=number)) as journal,
-        ):
+        journal = Journal(log, stage=number)
+        with BatchLoader(stream, workers=places.workers, pin_memory=on_gpu) as batches:
             journal.write(
                 "start",
                 seconds=time.monotonic() - started,
