@@ -183,9 +183,7 @@ class Draft(nn.Module):
             last.confidence_head.proj.weight,
             c.rms_norm_eps,
         )
-        return Drafted(
-            logits.unflatten(0, ids.shape), confidence.view_as(ids), torch.stack(counts)
-        )
+        return Drafted(logits.unflatten(0, ids.shape), confidence.view_as(ids), torch.stack(counts))
 
 
 def _read_features(

@@ -70,7 +70,7 @@ class DraftTrainer(Trainer):
     ) -> None:
         super().__init__(draft, parameter_formats(draft.config), recipe, replicas=replicas)
         self._draft, self._backbone = draft, backbone
-        self._anchors = torch.Generator(self._device).manual_seed(recipe.seed + replicas.rank)
+        self._anchors = torch.Generator(self.device).manual_seed(recipe.seed + replicas.rank)
 
     def forward(self, batch: Batch, phase: Phase) -> Losses:
         """Losses of the head; it has no indexers."""
@@ -90,13 +90,13 @@ class DraftTrainer(Trainer):
 
     def acceptance(self, held_out: Mapping[str, Batch]) -> dict[str, Acceptance]:
         """Family -> figures of its batch, of the same blocks every time."""
-        generator = torch.Generator(self._device).manual_seed(0)
+        generator = torch.Generator(self.device).manual_seed(0)
         result = {}
         for family, batch in held_out.items():
             # With gradients, though nothing needs them: compiled code is that of training then.
             blocks, drafted, target_logits = self._read(batch, generator)
             loss = draft_loss(drafted, target_logits, blocks, self._draft)
-            result[family] = _acceptance(blocks, drafted, target_logits, loss)
+            result[family] = acceptance(blocks, drafted, target_logits, loss)
         return result
 
     def _read(self, batch: Batch, generator: torch.Generator) -> tuple[Blocks, Drafted, Tensor]:
@@ -116,9 +116,7 @@ class DraftTrainer(Trainer):
         return blocks, drafted, target_logits
 
 
-def draft_loss(
-    drafted: Drafted, target_logits: Tensor, blocks: Blocks, draft: Draft
-) -> Tensor:
+def draft_loss(drafted: Drafted, target_logits: Tensor, blocks: Blocks, draft: Draft) -> Tensor:
     """Mean loss of a slot, weighted as the text is and less for later slots.
 
     Cross entropy of the text; total variation distance from the target model's distribution, which
@@ -158,9 +156,8 @@ def _all_before(flags: Tensor) -> Tensor:
     return F.pad(flags[:, :-1].int(), (1, 0), value=1).cumprod(1) > 0
 
 
-def _acceptance(
-    blocks: Blocks, drafted: Drafted, target_logits: Tensor, loss: Tensor
-) -> Acceptance:
+def acceptance(blocks: Blocks, drafted: Drafted, target_logits: Tensor, loss: Tensor) -> Acceptance:
+    """Figures of blocks; the logits are those of the same slots, ``[n, slots, V]``."""
     counted = (blocks.weights >= 1).int().cumprod(1) > 0
     accepted = counted & (drafted.logits.argmax(-1) == target_logits.argmax(-1))
     reached = counted & _all_before(accepted)

@@ -37,6 +37,8 @@ class Trainer:
         steps: taken by this object.
         tokens: read for them, over all replicas.
         is_quantized: the model computes with quantised weights.
+        num_parameters: of the model.
+        device: its.
     """
 
     def __init__(
@@ -57,9 +59,10 @@ class Trainer:
         self._adamw = adamw(self._masters.others(), lr=recipe.adamw_lr)
         self._warmup_steps = recipe.warmup_steps
         self._gate_biases = {n: b for n, b in model.named_buffers() if n.endswith("gate.bias")}
-        self._device = next(model.parameters()).device
-        self._figures = torch.zeros(len(_FIGURES), device=self._device)
-        self._num_good = torch.zeros((), device=self._device)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.device = next(model.parameters()).device
+        self._figures = torch.zeros(len(_FIGURES), device=self.device)
+        self._num_good = torch.zeros((), device=self.device)
         self._num_steps, self._waited_seconds = 0, 0.0  # since the figures were read
 
     def step(
@@ -71,11 +74,11 @@ class Trainer:
         """
         if phase.quantize and not self.is_quantized:
             self._publish(quantize=True)
-        of_model = torch.zeros(3, device=self._device)
+        of_model = torch.zeros(3, device=self.device)
         expert_counts: Tensor | float = 0.0
         for _ in range(passes):
             began = time.perf_counter()
-            batch = next(batches).to(self._device)
+            batch = next(batches).to(self.device)
             self._waited_seconds += time.perf_counter() - began
             output = self.forward(batch, phase)
             loss = output.loss + self._recipe.index_weight * output.index_loss

@@ -32,9 +32,7 @@ def attend(
     return masked_attention(q, keys, mask, sink)
 
 
-def masked_attention(
-    q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor
-) -> tuple[Tensor, Tensor]:
+def masked_attention(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
     """Queries ``[B, S, H, d]`` on keys ``[B, N, d]`` where ``mask [B, S, N]``, every score kept."""
     b, s, heads, d = q.shape
     scores = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).view(b, s, heads, -1).float()
