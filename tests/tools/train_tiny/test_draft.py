@@ -209,8 +209,8 @@ def test_names_and_shapes_are_those_of_the_official_tensors() -> None:
     assert {name: tuple(v.shape) for name, v in draft.state_dict().items()} == expected
 
 
-def draft_trainer(backbone: Transformer, draft: Draft) -> DraftTrainer:
-    recipe = REHEARSAL.changed(["warmup_steps=1"])
+def draft_trainer(backbone: Transformer, draft: Draft, *settings: str) -> DraftTrainer:
+    recipe = REHEARSAL.changed(["warmup_steps=10", *settings])
     return DraftTrainer(draft, backbone, recipe, replicas=Replicas())
 
 
@@ -251,15 +251,14 @@ class Certain(Transformer):
 
 def test_a_head_learns_what_its_backbone_says_and_how_sure_to_be() -> None:
     torch.manual_seed(0)
-    trainer = draft_trainer(Certain(), Draft(CONFIG))
+    trainer = draft_trainer(Certain(), Draft(CONFIG), "adamw_lr=0.01")
     held_out = {"counting": counting(8)}
     before = trainer.acceptance(held_out)["counting"]
-    for step in range(40):
-        batches = iter([counting(4)])
-        phase = Phase(sparse=True, quantize=step >= 30)
+    for step in range(70):
+        batches = iter([counting(8)])
+        phase = Phase(quantize=step >= 60)
         trainer.step(batches, phase, passes=1, lr_factor=1.0)
     after = trainer.acceptance(held_out)["counting"]
-    print(before, after)
     assert before.length < 1.5  # the first slot sees the anchor's embedding anyway
     assert after.length > 4
     assert after.loss < before.loss
