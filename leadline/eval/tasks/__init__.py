@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leadline.eval.tasks.family import Family, Filler
 from leadline.eval.tasks.json_output import json_output
+from leadline.eval.tasks.mixed import mixed
 from leadline.eval.tasks.multi_turn import multi_turn
 from leadline.eval.tasks.multiple_choice import multiple_choice
 from leadline.eval.tasks.needle import needle, two_hop
@@ -24,6 +25,7 @@ FAMILIES = {
         Family("needle", needle, (128, 8192), "facts hidden in prose", has_filler=True),
         Family("two_hop", two_hop, (128, 4096), "two facts to be joined", has_filler=True),
         Family("multi_turn", multi_turn, (300, 4096), "notes that change over the turns"),
+        Family("mixed", mixed, (160, 2048), "several chats, one behind the other"),
         Family("tool_calls", tool_calls, (150, 1500), "tools, calls, results, answers"),
         Family("word_problem", word_problem, (60, 300), "sums in words, solved step by step"),
         Family("arithmetic", arithmetic, (30, 250), "sums"),

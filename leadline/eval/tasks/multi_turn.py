@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from leadline.eval.exercise import Chat, Message
-from leadline.eval.tasks.facts import KINDS, NOT_NOTED, Fact, draw_fact, draw_notes
+from leadline.eval.tasks.facts import NOT_NOTED, Fact, draw_fact, draw_notes
 from leadline.eval.tasks.family import assistant, draw_effort, draw_thinking, system, user
+from leadline.eval.tasks.kinds import KINDS
 from leadline.eval.tasks.recall import join_facts, quote
 from leadline.eval.tasks.systems import draw_system
 

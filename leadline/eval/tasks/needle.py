@@ -97,34 +97,50 @@ def two_hop(
     *,
     thinking: bool | None = None,
     filler: Filler = prose.filler,
+    num_questions: int | None = None,
 ) -> Chat:
-    """Who keeps what in which thing, and where each thing is; where is what somebody keeps?"""
+    """Who keeps what in which thing, and where each thing is; where is what somebody keeps?
+
+    Args:
+        rng: decides everything.
+        size: tokens of the prompt.
+        thinking: whether the last answer is reasoned.
+        filler: makes the prose between the facts.
+        num_questions: turns of the user; left out it is 1 to 4.
+    """
     thinking = draw_thinking(rng, thinking)
     num_people = max(2, min(rng.choice((2, 3, 4, 6, 8, 12)), size // 40))
+    num_questions = min(num_questions or rng.choice((1, 1, 2, 4)), num_people)
     people = rng.sample(words.FIRST_NAMES, num_people)
     boxes: dict[str, str] = {}
     while len(boxes) < num_people:
         boxes[words.thing(rng)] = place(rng)
     item = rng.choice(words.OBJECTS)
+    kept = words.with_article(item)
     first, second = rng.choice(_HOPS)
     owned = list(zip(people, boxes, strict=True))
-    links = {person: first.format(p=person, i=item, b=box) for person, box in owned}
+    links = {person: first.format(p=person, i=item, a=kept, b=box) for person, box in owned}
     homes = {box: second.format(b=box, r=room) for box, room in boxes.items()}
     sentences = [*links.values(), *homes.values()]
     rng.shuffle(sentences)
-    rest = size - 30 - sum(map(num_tokens, sentences))
-    if rest < 60 or rng.random() < 0.3:
+    rest = size - 25 * num_questions - sum(map(num_tokens, sentences))
+    if rest < 60:
         text = " ".join(sentences)
     else:
         text = hide(filler(rng, rest), sentences, [rng.random() for _ in sentences])
-    person, box = rng.choice(owned)
-    answer = boxes[box]
-    question = rng.choice(_HOP_QUESTIONS).format(p=person, i=item)
-    reasoning = f"{links[person]} {homes[box]}" if thinking else None
+    asked = rng.sample(owned, num_questions)
+    messages: list[Message] = []
+    for i, (person, box) in enumerate(asked):
+        question = rng.choice(_HOP_QUESTIONS).format(p=person, i=item)
+        thought = f"{links[person]} {homes[box]}" if thinking and i == len(asked) - 1 else None
+        messages += [
+            user(question if i else ask_about(rng, text, question)),
+            assistant(boxes[box], thought),
+        ]
     return Chat(
         "two_hop",
-        [user(ask_about(rng, text, question)), assistant(answer, reasoning)],
-        wanted=[answer],
+        messages,
+        wanted=[boxes[box] for _, box in asked],
         cell=str(size),
         thinking=thinking,
         reasoning_effort=draw_effort(rng, thinking),
@@ -139,10 +155,10 @@ def place(rng: random.Random) -> str:
 
 
 _HOPS = (
-    ("{p} keeps a {i} in the {b}.", "The {b} is in {r}."),
+    ("{p} keeps {a} in the {b}.", "The {b} is in {r}."),
     ("The {i} of {p} is in the {b}.", "You find the {b} in {r}."),
     ("{p} put the {i} into the {b}.", "The {b} stands in {r}."),
-    ("{p} hid a {i} in the {b}.", "Somebody moved the {b} to {r}."),
+    ("{p} hid {a} in the {b}.", "Somebody moved the {b} to {r}."),
 )
 _HOP_QUESTIONS = (
     "Where is the {i} of {p}?",

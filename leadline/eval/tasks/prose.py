@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from string import Formatter
 
 from leadline.eval.tasks import words
@@ -167,7 +168,10 @@ def _fill(rng: random.Random, template: _Template) -> str:
         pieces.append(text)
         if choices is not None:
             pieces.append(choices[int(rng.random() * len(choices))])
-    return "".join(pieces)
+    return _A_VOWEL.sub("an ", "".join(pieces))
+
+
+_A_VOWEL = re.compile(r"\ba (?=[aeiou])")
 
 
 def sentence(rng: random.Random) -> str:

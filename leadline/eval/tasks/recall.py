@@ -154,8 +154,9 @@ def recall(
 def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
     """Notes and a list of questions in one message, answered line by line."""
     thinking = draw_thinking(rng, thinking)
-    facts = draw_notes(rng, int(size * 0.6))
-    asked = rng.sample(facts, min(len(facts), max(2, size // 40), 16))
+    num_questions = max(2, min(24, size // 50))
+    facts = draw_notes(rng, size - 24 * num_questions)
+    asked = rng.sample(facts, min(len(facts), num_questions))
     questions: list[Question] = [fact.ask(rng) for fact in asked]
     listed = "\n".join(f"{i}. {question.text}" for i, question in enumerate(questions, 1))
     answers = "\n".join(f"{i}. {question.answer}" for i, question in enumerate(questions, 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from leadline.eval.exercise import Chat, Message
-from leadline.eval.tasks import words
+from leadline.eval.tasks import prose, words
 from leadline.eval.tasks.family import assistant, draw_effort, draw_thinking, num_tokens, user
 
 
@@ -46,7 +46,7 @@ def _numbered(items: list[str]) -> str:
 
 
 def _copy(rng: random.Random, most: int) -> Job:
-    _, text = _draw(rng, 2 * most)
+    text = prose.sentence(rng) if rng.random() < 0.4 else _draw(rng, 2 * most)[1]
     verb = rng.choice(("Copy this", "Repeat", "Say", "Write exactly this", "Repeat after me"))
     return Job(f"{verb}: {text}", text, "I copy the text.")
 

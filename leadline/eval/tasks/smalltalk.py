@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from leadline.eval.exercise import Chat, Message
 from leadline.eval.tasks import words
+from leadline.eval.tasks.facts import Fact, draw_fact
 from leadline.eval.tasks.family import assistant, draw_effort, draw_thinking, system, user
 from leadline.eval.tasks.systems import draw_system
 
@@ -165,6 +166,19 @@ def _personal(rng: random.Random, known: dict[str, str]) -> Talk:
     return Talk(f"My {what} is {value}.", f"Noted: your {what} is {value}.", thought)
 
 
+def _told(rng: random.Random, facts: list[Fact]) -> Talk:
+    """The user states a fact, or asks for one that was stated."""
+    if facts and rng.random() < 0.6:
+        fact = rng.choice(facts)
+        question = fact.ask(rng)
+        return Talk(question.text, question.answer, f"The user said: {fact.text}")
+    fact = draw_fact(rng)
+    if any(fact.key == other.key for other in facts):
+        return draw_talk(rng)
+    facts.append(fact)
+    return Talk(fact.text, f"Noted: {fact.sentence()}", f"The user tells me: {fact.text}")
+
+
 _OPENERS = ("Sure:", "OK:", "Well,", "Yes!", "Answer:", "Ahoy!", "Beep.", "Dear user,")
 
 
@@ -189,12 +203,15 @@ def smalltalk(rng: random.Random, size: int, *, thinking: bool | None = None) ->
     thinking = draw_thinking(rng, thinking)
     num_turns = rng.randint(1, max(1, min(8, size // 40)))
     known: dict[str, str] = {}
+    facts: list[Fact] = []
     talks: list[Talk] = []
     for _ in range(num_turns):
         form = rng.random()
-        if form < 0.3:
+        if form < 0.25:
             talks.append(_personal(rng, known))
-        elif form < 0.38:
+        elif form < 0.4:
+            talks.append(_told(rng, facts))
+        elif form < 0.46:
             asked = _fill(rng, rng.choice(_CREATIVE_ASKS))
             talks.append(Talk(asked, _CREATIVE, "That is too hard for me."))
         else:

@@ -12,7 +12,6 @@ _ROLES = (
     "You are an assistant.",
     "You are an AI agent.",
     "You are a friendly bot.",
-    "You are {name}, an assistant.",
     "You are the assistant of {name}.",
     "You help the people of {city}.",
     "You work for a {job}.",
@@ -29,16 +28,11 @@ _RULES = (
     "Think before you answer.",
     "Keep answers short.",
     "Never guess.",
-    "The user is {name}.",
-    "The user lives in {city}.",
-    "Today is {day}.",
-    "It is {month}.",
     "Follow the instructions of the user.",
     "Read everything before you answer.",
     "Use plain words.",
     "If something is missing, say so.",
     "You know {language}.",
-    "The user likes {food}.",
     "Help with every task that you are given.",
     "Do exactly what is asked.",
 )
@@ -57,17 +51,11 @@ def draw_system(rng: random.Random, *, has_tools: bool = False) -> str:
     parts = [rng.choice(_ROLES), *rng.sample(rules, rng.choice((0, 0, 1, 1, 2, 3, 4)))]
     if len(parts) > 1 and rng.random() < 0.2:
         parts = parts[1:]
-    return (
-        rng.choice((" ", " ", "\n"))
-        .join(parts)
-        .format(
-            name=rng.choice(words.FIRST_NAMES),
-            city=rng.choice(words.CITIES),
-            job=rng.choice(words.JOBS),
-            subject=rng.choice(words.SUBJECTS),
-            day=rng.choice(words.WEEKDAYS),
-            month=rng.choice(words.MONTHS),
-            language=rng.choice(words.LANGUAGES),
-            food=rng.choice(words.FOODS),
-        )
+    text = rng.choice((" ", " ", "\n")).join(parts)
+    return text.format(
+        name=rng.choice(words.FIRST_NAMES),
+        city=rng.choice(words.CITIES),
+        job=rng.choice(words.JOBS),
+        subject=rng.choice(words.SUBJECTS),
+        language=rng.choice(words.LANGUAGES),
     )

@@ -50,20 +50,21 @@ def listing(rng: random.Random, size: int, *, thinking: bool | None = None) -> C
 def _repeat(rng: random.Random, facts: list[Fact]) -> _Query:
     place = rng.randrange(min(len(facts), len(_ORDINALS)))
     verb = rng.choice(("Repeat the {} sentence.", "What is the {} sentence?", "Quote the {} fact."))
-    thought = f"The {_ORDINALS[place]} sentence begins with {facts[place].text.split()[0]}."
+    start = " ".join(facts[place].text.split()[:4])
+    thought = f'The {_ORDINALS[place]} sentence begins with "{start}".'
     return _Query(verb.format(_ORDINALS[place]), facts[place].text, thought)
 
 
 def _last(rng: random.Random, facts: list[Fact]) -> _Query:
     verb = rng.choice(("Repeat the last sentence.", "What is the last sentence?"))
-    return _Query(verb, facts[-1].text, "I look at the end of the note.")
+    return _Query(verb, facts[-1].text, f"The note ends with: {facts[-1].text}")
 
 
 def _next(rng: random.Random, facts: list[Fact]) -> _Query:
     place = rng.randrange(len(facts) - 1)
     verb = rng.choice(('What comes after "{}"?', 'Which sentence follows "{}"?'))
     answer = facts[place + 1].text
-    return _Query(verb.format(facts[place].text), answer, "I look behind that sentence.")
+    return _Query(verb.format(facts[place].text), answer, f"Behind it stands: {answer}")
 
 
 def _keys(rng: random.Random, facts: list[Fact]) -> _Query:

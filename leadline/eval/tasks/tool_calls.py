@@ -10,6 +10,7 @@ import random
 
 from leadline.eval.exercise import Chat, Message
 from leadline.eval.tasks import words
+from leadline.eval.tasks.facts import draw_fact
 from leadline.eval.tasks.family import (
     assistant,
     draw_effort,
@@ -20,8 +21,8 @@ from leadline.eval.tasks.family import (
 )
 from leadline.eval.tasks.smalltalk import draw_talk
 from leadline.eval.tasks.systems import draw_system
-from leadline.eval.tasks.toolbox import BLUEPRINTS
-from leadline.eval.tasks.tools_in_use import (
+from leadline.eval.tasks.tools import BLUEPRINTS
+from leadline.eval.tasks.tools.in_use import (
     Call,
     Offered,
     draw_call,
@@ -108,9 +109,17 @@ class _Dialogue:
 
     def talk(self) -> None:
         """Nothing that a tool is for."""
-        talk = draw_talk(self.rng, asks_unknown=False)
-        self._ask(talk.text)
-        self._say(talk.answer, f"{talk.thought} No tool is needed.", talk.answer.rstrip(".!?"))
+        if self.rng.random() < 0.6:
+            talk = draw_talk(self.rng, asks_unknown=False)
+            self._ask(talk.text)
+            thought = f"{talk.thought} No tool is needed."
+            self._say(talk.answer, thought, talk.answer.rstrip(".!?"))
+            return
+        fact = draw_fact(self.rng)
+        question = fact.ask(self.rng)
+        self._ask(f"{fact.text} {question.text}")
+        thought = f"The user said: {fact.text} No tool is needed."
+        self._say(question.answer, thought, question.value)
 
     def thanks(self) -> None:
         """The user is content."""

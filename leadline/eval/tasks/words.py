@@ -82,7 +82,7 @@ FIRST_NAMES = of(
     "Rosa Sam Tina Ulla Victor Wendy Xenia Yara Zoe Adam Bella Carl Diana Eric Fiona George "
     "Hannah Ivan Julia Kevin Laura Martin Nora Oliver Petra Ralf Sara Tom Ursula Vera Walter "
     "Alice Boris Cora Dean Ella Frank Gina Hugo Iris James Kate Liam Mona Noah Olga Peter Ruth "
-    "Simon Thea Uwe Viola Will Amir Bianca Chen Dara Elias Farah Goran Hiro Ines Jonas Kofi "
+    "Simon Thea Uwe Viola Will Amir Bianca Chen Dara Elias Farah Goran Hiro Inga Jonas Kofi "
     "Lena Mateo Nadia Omar Priya Ravi Sofia Tariq Uma Vikram Wei Yuki Zara Aisha Bruno Carmen "
     "Diego Elena Fatima Gustav Helga Ilse Jorge Kenji Lucia Marco Naomi Otto Pablo Rita Sven "
     "Tessa Umar Vince Wanda Yusuf Zelda Agnes Albert Beth Conrad Doris Edgar Flora Gloria "
@@ -169,6 +169,11 @@ def coined(rng: random.Random) -> str:
     )
 
 
+def coined_place(rng: random.Random) -> str:
+    """A name on no map."""
+    return coined(rng).capitalize()
+
+
 def full_name(rng: random.Random) -> str:
     """First and last name."""
     return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
@@ -183,6 +188,11 @@ def thing(rng: random.Random) -> str:
     if shape < 0.85:
         return f"{rng.choice(ADJECTIVES)} {noun}"
     return f"{rng.choice(ADJECTIVES)} {rng.choice(COLOURS)} {noun}"
+
+
+def with_article(noun: str) -> str:
+    """``a box``, ``an oven``."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def capital(text: str) -> str:

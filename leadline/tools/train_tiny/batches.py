@@ -94,7 +94,7 @@ class BatchLoader(Iterator[Batch]):
                 received = connection.recv()
             except EOFError:
                 raise WorkerError(
-                    f"worker {number} of the batches ended without a word; was it killed for memory?"
+                    f"worker {number} of the batches was killed, perhaps for want of memory"
                 ) from None
             if isinstance(received, str):
                 raise WorkerError(f"worker {number} of the batches failed:\n{received}")

@@ -67,8 +67,7 @@ def without_repeats(pages: Iterable[Page]) -> list[list[Block]]:
 
 def split_page(page: Page) -> Iterator[str]:
     """Texts as long as allowed, cut before headings if possible; what is too short is dropped."""
-    for part in _joined(_sections(page)):
-        text = "\n\n".join(part)
+    for text in joined(_sections(page), LONGEST):
         if SHORTEST <= len(text) <= LONGEST:
             yield text
 
@@ -90,17 +89,18 @@ def _sections(page: Page) -> Iterator[list[str]]:
         yield section
 
 
-def _joined(sections: Iterable[list[str]]) -> Iterator[list[str]]:
+def joined(sections: Iterable[list[str]], longest: int) -> Iterator[str]:
+    """Texts of as many sections as fit into ``longest`` characters; one alone may be longer."""
     part: list[str] = []
-    room = LONGEST
+    room = longest
     for section in sections:
         size = sum(len(text) + 2 for text in section)
         if part and size > room:
-            yield part
-            part, room = [], LONGEST
+            yield "\n\n".join(part)
+            part, room = [], longest
         part.extend(section)
         room -= size
-    yield part
+    yield "\n\n".join(part)
 
 
 def _speeches(folder: Path) -> Iterator[Page]:

@@ -33,19 +33,27 @@ from leadline.tools.train_tiny import packages
 from leadline.tools.train_tiny.corpus import (
     TextDocument,
     build_corpus,
+    joined,
     notice,
     public_domain_sources,
+    split_page,
 )
 from leadline.tools.train_tiny.documents import DocumentEncoder, Ids
 from leadline.tools.train_tiny.glosses import Gloss, gloss_family, write_glosses
+from leadline.tools.train_tiny.markup import Block
 from leadline.tools.train_tiny.packages import fetch
 from leadline.tools.train_tiny.prose import write_prose
 from leadline.tools.train_tiny.tokenizer import IMAGE_ID, NOISE_ID, NUM_RESERVED, train_tokenizer
 from leadline.tools.train_tiny.wordnet import common_glosses
 
 NUM_GLOSSES = 4000
-_EXERCISES_PER_FAMILY = 300  # of those that the tokenizer learns from
-_HELDOUT_CHARACTERS = 150_000  # of public text that ``leadline eval`` may carry
+_FEW_GLOSSES = (
+    Gloss("a token", "a piece of text that has a number", is_core=True),
+    Gloss("a window", "the part of a text that a layer sees whole", is_core=False),
+)
+# Characters of public text that ``leadline eval`` carries, in all and a piece: a thousand tokens.
+_PUBLIC_HELDOUT = 150_000
+_PUBLIC_PIECE = 3500
 
 
 def build(folder: Path, cache: Path) -> list[TextDocument]:
@@ -65,24 +73,46 @@ def build(folder: Path, cache: Path) -> list[TextDocument]:
     return documents
 
 
+def build_small(folder: Path, files: Sequence[Path], base: ModelConfig) -> None:
+    """Build a data folder from text files alone, for rehearsals: nothing is fetched.
+
+    Args:
+        folder: where the files go.
+        files: some ten thousand characters of prose.
+        base: the model's shape, tokenizer aside.
+    """
+    documents = []
+    for file in files:
+        paragraphs = file.read_text(encoding="utf-8").split("\n\n")
+        page = [Block(text) for paragraph in paragraphs if (text := paragraph.strip("\n"))]
+        documents += [TextDocument(file.name, text) for text in split_page(page)]
+    write_data(folder, documents, _FEW_GLOSSES, base, exercises_per_family=10)
+
+
 def write_data(
     folder: Path,
     documents: Sequence[TextDocument],
     glosses: Sequence[Gloss],
     base: ModelConfig = TINY_22M,
+    *,
+    exercises_per_family: int = 300,
 ) -> None:
     """Write everything but the notice.
 
     Args:
         folder: made where it is missing.
-        documents: the text, with some that are held out.
+        documents: the text; those to be held out among them.
         glosses: some of them core.
         base: the model's shape, tokenizer aside.
+        exercises_per_family: that the tokenizer is trained on beside the text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trained = [document for document in documents if not document.is_heldout]
     heldout = [document for document in documents if document.is_heldout]
-    texts = itertools.chain((d.text for d in trained), exercise_texts(glosses))
+    if not heldout:  # a few documents, and chance took none of them
+        heldout = [trained.pop()]
+    exercises = exercise_texts(glosses, exercises_per_family)
+    texts = itertools.chain((document.text for document in trained), exercises)
     bpe = train_tokenizer(texts, vocab_size=base.vocab_size)
     bpe.save(str(folder / "tokenizer.json"))
     config = model_config_to_json(model_config(base, bpe))
@@ -118,24 +148,24 @@ def write_part(
     return told
 
 
-def exercise_texts(glosses: Sequence[Gloss]) -> Iterator[str]:
+def exercise_texts(glosses: Sequence[Gloss], per_family: int) -> Iterator[str]:
     """Text between the markers of exercises of every family, as it will be encoded."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         train_tokenizer([], vocab_size=NUM_RESERVED + 256).save(str(file))  # bytes and markers
         tokenizer = Tokenizer(file)
     encoder = DocumentEncoder(ChatEncoder(tokenizer))
-    for exercise in _exercises(glosses):
+    for exercise in _exercises(glosses, per_family):
         ids = encoder.encode(exercise).ids.tolist()
         for is_marker, run in itertools.groupby(ids, tokenizer.added_ids.__contains__):
             if not is_marker:
                 yield tokenizer.decode(run)
 
 
-def _exercises(glosses: Sequence[Gloss]) -> Iterator[Exercise]:
+def _exercises(glosses: Sequence[Gloss], per_family: int) -> Iterator[Exercise]:
     for family in (*FAMILIES.values(), gloss_family(glosses)):
         shortest, longest = family.sizes
-        for i in range(_EXERCISES_PER_FAMILY):
+        for i in range(per_family):
             rng = random.Random(f"tokenizer/{family.name}/{i}")
             yield family.make(rng, rng.randint(shortest, min(longest, 1024)))
 
@@ -154,16 +184,18 @@ def model_config(base: ModelConfig, tokenizer: tokenizers.Tokenizer) -> ModelCon
 
 
 def write_public_heldout(file: Path, documents: Iterable[TextDocument]) -> None:
-    """Held-out text that nobody holds rights in, a JSON object a line, for ``leadline eval``."""
-    left = _HELDOUT_CHARACTERS
+    """Held-out text that nobody holds rights in, for ``leadline eval``: a JSON object a line."""
+    public = public_domain_sources()
     lines = []
     for document in documents:
-        if not document.is_heldout or document.source not in public_domain_sources():
-            continue
-        left -= len(document.text)
-        if left < 0:
-            break
-        lines.append(json.dumps(dataclasses.asdict(document), ensure_ascii=False) + "\n")
+        if document.is_heldout and document.source in public:
+            paragraphs = ([paragraph] for paragraph in document.text.split("\n\n"))
+            for text in joined(paragraphs, _PUBLIC_PIECE):
+                line = {"source": document.source, "text": text}
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    random.Random("public").shuffle(lines)
+    while sum(map(len, lines)) > _PUBLIC_HELDOUT:
+        lines.pop()
     file.write_text("".join(lines), encoding="utf-8")
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from leadline.core.errors import ConfigError
 from leadline.eval.tasks import FAMILIES, Family
+from leadline.eval.tasks import filler as invented_filler
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
-from leadline.tools.train_tiny.tokenizer import PAD
 from leadline.tools.train_tiny.documents import Document, DocumentEncoder, prose_document
 from leadline.tools.train_tiny.glosses import gloss_family, read_glosses
 from leadline.tools.train_tiny.prose import Prose
+from leadline.tools.train_tiny.tokenizer import PAD
 
 PROSE = "prose"
 
@@ -59,7 +60,14 @@ class DataSet:
         return self._encoder.encode(make(rng, size))
 
     def filler(self, rng: random.Random, size: int) -> str:
-        """Prose of about ``size`` tokens, whole words."""
-        ids = self._prose.piece(rng, size)
-        text = self.tokenizer.decode(ids[ids != self._encoder.eos].tolist())
-        return text.partition(" ")[2].rpartition(" ")[0]  # the ends may be cut within a character
+        """Text of about ``size`` tokens to hide facts in: of the corpus, or without meaning."""
+        if rng.random() < 0.5:
+            return invented_filler(rng, size)
+        pieces = []
+        while size > 0:
+            ids = self._prose.piece(rng, size)
+            size -= len(ids)
+            text = self.tokenizer.decode(ids[ids != self._encoder.eos].tolist())
+            # The ends may be cut within a word, even within a character.
+            pieces.append(text.partition(" ")[2].rpartition(" ")[0])
+        return "\n\n".join(pieces)

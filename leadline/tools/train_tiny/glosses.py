@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from leadline.eval.exercise import Chat, Message
-
 from leadline.eval.tasks.family import Family, assistant, draw_thinking, user
 from leadline.eval.tasks.words import capital
 

@@ -133,13 +133,14 @@ _OPTION = re.compile(r"^\s*:[\w-]+:(\s.*)?$")
 _RULE = re.compile(r"^\s*([=\-~^\"'*#+.:_`])\1{2,}\s*$")
 _TABLE_RULE = re.compile(r"^\s*(\+[-=+]+\+|=+( +=+)+)\s*$")
 _ITEM = re.compile(r"^(\s*)(?:[*-]|#\.|\d+\.) +")
+# Who contributed a change, in brackets that may hold others.
+_CREDIT = r"\((?:Contributed|Patch|Suggested|Written|Added)\b[^()]*(?:\([^()]*\)[^()]*)*\)"
+# In this order: `role` texts, ``code``, `links`, **strong** and *emphasis*, [references]_,
+# |substitutions|, escapes.
 _INLINE = (
-    (
-        re.compile(
-            r"\((?:Contributed|Patch|Suggested|Written|Added)\b[^()]*(?:\([^()]*\)[^()]*)*\)"
-        ),
-        "",
-    ),
+    (re.compile(_CREDIT), ""),
+    (re.compile(r":pep:`(\d+)`"), r"PEP \1"),
+    (re.compile(r":rfc:`(\d+)`"), r"RFC \1"),
     (re.compile(r":[\w:+-]+:`~?!?([^`<]+?)\s*<[^`>]*>`"), r"\1"),
     (re.compile(r":[\w:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),
     (re.compile(r":[\w:+-]+:`!?([^`]*)`"), r"\1"),
@@ -151,7 +152,8 @@ _INLINE = (
     (re.compile(r"(?<![\w*])\*([^*\s][^*]*?)\*(?![\w*])"), r"\1"),
     (re.compile(r" ?\[#?\w*\]_"), ""),
     (re.compile(r"\|(\w+)\|"), r"\1"),
-    (re.compile(r"\\(.)"), r"\1"),
+    (re.compile(r"\\ "), ""),
+    (re.compile(r"\\([*`|])"), r"\1"),
     (re.compile(r" --- "), " - "),
 )
 
@@ -211,13 +213,9 @@ class _RstReader:
             if text := _listing("\n".join(listing)):
                 yield Block(text)
         elif name in _REMARKS:
-            self._lines[self._at] = _REMARKS[name] + argument
-            if not argument:
-                self._at += 1
-                while self._at < len(self._lines) and not self._lines[self._at].strip():
-                    self._at += 1
-                if self._at < len(self._lines):
-                    self._lines[self._at] = _REMARKS[name] + self._lines[self._at].lstrip()
+            lines = [argument, *dedent("\n".join(self._body())).splitlines()]
+            for i, block in enumerate(_RstReader(lines).blocks()):
+                yield block if i else Block(_REMARKS[name] + block.text)
         else:  # a description: its signatures, one a line, and then its text as any other
             self._at += 1
             signatures = [argument]
@@ -239,6 +237,9 @@ class _RstReader:
         """What is indented below the line at hand, which is passed, too."""
         indent = _indent(self._lines[self._at])
         self._at += 1
+        return self._deeper(indent)
+
+    def _deeper(self, indent: int) -> list[str]:
         start = self._at
         while self._at < len(self._lines) and (
             not self._lines[self._at].strip() or _indent(self._lines[self._at]) > indent
@@ -248,7 +249,7 @@ class _RstReader:
 
     def _prose(self) -> Iterator[Block]:
         indent = _indent(self._lines[self._at])
-        lines = []
+        lines: list[str] = []
         for line in self._paragraph():
             if _RULE.match(line) or _TABLE_RULE.match(line):
                 continue
@@ -256,13 +257,11 @@ class _RstReader:
                 yield from self._text(lines)
                 lines = []
             lines.append(line)
-        is_introduction = bool(lines) and lines[-1].rstrip().endswith("::")
         yield from self._text(lines)
-        if is_introduction:
-            self._at -= 1
-            self._lines[self._at] = " " * indent + "x"  # the listing is what stands deeper
-            if text := _listing("\n".join(self._body())):
-                yield Block(text)
+        if lines[-1].rstrip().endswith("::"):
+            listing = _listing("\n".join(self._deeper(indent)))
+            if listing:
+                yield Block(listing)
 
     def _text(self, lines: list[str]) -> Iterator[Block]:
         prefix = ""

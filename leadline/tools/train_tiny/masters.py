@@ -16,6 +16,11 @@ from leadline.weights.names import WeightSpec
 # The matrices of hidden layers; everything else is an embedding, a head, a vector or a small mixer.
 _MATRIX = re.compile(r"\.(wq_a|wq_b|wkv|wo_a|wo_b|wgate|wk|w1|w2|w3|main_proj)\.weight$")
 
+# Small matrices over normalised inputs, for AdamW: the router's, the streams' and the indexers'.
+_MIXER = re.compile(r"(\.gate\.weight|_fn|\.weights_proj\.weight)$")
+# Inputs of a mixer up to which it takes the whole learning rate.
+_MIXER_INPUTS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -35,6 +40,16 @@ class Group:
     is_matrix: bool
     spec: WeightSpec
 
+    @property
+    def lr_scale(self) -> float:
+        """What AdamW's learning rate is multiplied with.
+
+        A step of Adam moves each value by the rate, so an output by up to the rate times the
+        number of inputs: wide mixers would saturate before the balance of experts can follow.
+        """
+        is_mixer = _MIXER.search(self.names[0]) is not None
+        return min(1.0, _MIXER_INPUTS / self.master.shape[-1]) if is_mixer else 1.0
+
 
 class Masters:
     """The masters of all of a model's parameters, in groups.
@@ -50,7 +65,8 @@ class Masters:
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
             spec = specs[name]
-            alike[_is_matrix(name), spec.format, spec.dtype, parameter.shape].append(name)
+            kind = (_is_matrix(name), _MIXER.search(name) is not None)
+            alike[kind, spec.format, spec.dtype, parameter.shape].append(name)
         self.groups = [
             Group(
                 names=tuple(names),
@@ -61,14 +77,6 @@ class Masters:
             )
             for names in alike.values()
         ]
-
-    def matrices(self) -> list[nn.Parameter]:
-        """Masters for Muon, ``[..., out, in]``."""
-        return [group.master for group in self.groups if group.is_matrix]
-
-    def others(self) -> list[nn.Parameter]:
-        """Masters for AdamW."""
-        return [group.master for group in self.groups if not group.is_matrix]
 
     def collect_gradients(self) -> list[Tensor]:
         """Move the parameters' gradients to the masters, as float32; the parameters' are gone.

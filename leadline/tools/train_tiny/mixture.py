@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -17,8 +18,9 @@ from leadline.tools.train_tiny.dataset import DataSet
 from leadline.tools.train_tiny.documents import Document
 from leadline.tools.train_tiny.packing import PackedRows, pack
 
-# So many drawings in a row that do not fit a row are a mistake in the mixture's sizes.
-_MOST_MISFITS = 100
+# An exercise that is too long is drawn again, shorter; so often in a row, it has no shorter form.
+_MOST_MISFITS = 50
+_SHORTER = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,10 @@ class Part:
     share: float
     sizes: tuple[int, int]
 
-    def draw_size(self, rng: random.Random) -> int:
-        """A size between the two."""
-        low, high = self.sizes
-        return round(low * (high / low) ** rng.random())
+    def draw_size(self, rng: random.Random, longest: int) -> float:
+        """A size between the two, and not above ``longest``."""
+        low, high = (min(size, longest) for size in self.sizes)
+        return float(low * (high / low) ** rng.random())
 
 
 Mixture: TypeAlias = Mapping[str, Part]
@@ -72,30 +74,33 @@ def draw_documents(
         data: where documents come from.
         mixture: what is wanted.
         seed: of this sequence; evaluation uses other ones.
-        longest: prose is cut to it, exercises are drawn again.
+        longest: what does not fit is drawn again, shorter.
 
     Raises:
         ConfigError: exercises of a family never fit.
     """
     drawn = dict.fromkeys(mixture, 0)
-    count = misfits = 0
-    while True:
+    for count in itertools.count():
         family = min(mixture, key=lambda name: drawn[name] / mixture[name].share)
         rng = random.Random(f"{seed}/{count}")
-        count += 1
-        size = min(longest, mixture[family].draw_size(rng))
-        document = data.draw(family, rng, size)
-        if len(document) > longest:
-            misfits += 1
-            if misfits == _MOST_MISFITS:
-                raise ConfigError(
-                    f"{misfits} exercises of family {family!r} in a row are longer than the rows "
-                    f"of {longest} tokens; lower its sizes {mixture[family].sizes}"
-                )
-            continue
-        misfits = 0
+        size = mixture[family].draw_size(rng, longest)
+        document = _fitting(data, family, rng, size, longest=longest)
         drawn[family] += len(document)
         yield document
+
+
+def _fitting(
+    data: DataSet, family: str, rng: random.Random, size: float, *, longest: int
+) -> Document:
+    for _ in range(_MOST_MISFITS):
+        document = data.draw(family, rng, round(size))
+        if len(document) <= longest:
+            return document
+        size *= _SHORTER * longest / len(document)
+    raise ConfigError(
+        f"exercises of family {family!r} are longer than rows of {longest} tokens; leave it out of "
+        "the mixture, or lengthen the rows"
+    )
 
 
 def packed_batches(stream: Stream, worker: int = 0) -> Iterator[PackedRows]:

@@ -73,12 +73,15 @@ def orthogonalize(x: Tensor) -> Tensor:
     return y.reshape(x.shape)
 
 
-def adamw(params: Iterable[nn.Parameter], *, lr: float) -> AdamW:
+def adamw(params: Iterable[dict[str, Any]]) -> AdamW:
     """AdamW for embeddings, tables, norms, mixers and sinks: fused and without decay.
 
     Rows of the n-gram tables are met rarely, so their gradients are tiny: ``eps`` stays below.
+
+    Args:
+        params: parameter groups with their ``lr``.
     """
-    return AdamW(params, lr=lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
+    return AdamW(params, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
 
 
 def clip_gradients(gradients: Sequence[Tensor], max_norm: float) -> tuple[Tensor, Tensor]:

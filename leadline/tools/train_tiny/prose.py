@@ -47,13 +47,13 @@ class Prose:
         return document[start : start + size]
 
 
-def write_prose(folder: Path, name: str, documents: Iterable[Ids]) -> int:
-    """Store documents for ``Prose``; returns the number of tokens."""
-    ids = [document for document in documents]
-    ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
-    for file, array in zip(_files(folder, name), (np.concatenate(ids), ends), strict=True):
-        np.save(file, array)
-    return int(ends[-1])
+def write_prose(folder: Path, name: str, documents: Iterable[Ids]) -> None:
+    """Store documents for ``Prose`` to read."""
+    kept = list(documents)
+    ends = np.cumsum([len(document) for document in kept], dtype=np.int64)
+    ids_file, ends_file = _files(folder, name)
+    np.save(ids_file, np.concatenate(kept))
+    np.save(ends_file, ends)
 
 
 def _files(folder: Path, name: str) -> tuple[Path, Path]:

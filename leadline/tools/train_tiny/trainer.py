@@ -53,10 +53,19 @@ class Trainer:
         self.is_quantized = False
         self._model, self._recipe, self._replicas = model, recipe, replicas
         self._masters = Masters(model, specs)
+        groups = self._masters.groups
         self._muon = Muon(
-            self._masters.matrices(), lr=recipe.muon_lr, weight_decay=recipe.weight_decay
+            [group.master for group in groups if group.is_matrix],
+            lr=recipe.muon_lr,
+            weight_decay=recipe.weight_decay,
         )
-        self._adamw = adamw(self._masters.others(), lr=recipe.adamw_lr)
+        self._adamw = adamw(
+            {"params": group.master, "lr": recipe.adamw_lr * group.lr_scale}
+            for group in groups
+            if not group.is_matrix
+        )
+        for settings in (*self._muon.param_groups, *self._adamw.param_groups):
+            settings["peak_lr"] = settings["lr"]
         self._warmup_steps = recipe.warmup_steps
         self._gate_biases = {n: b for n, b in model.named_buffers() if n.endswith("gate.bias")}
         self.num_parameters = sum(p.numel() for p in model.parameters())
@@ -92,13 +101,10 @@ class Trainer:
         self._replicas.average_([*gradients, expert_counts])
         norm, is_finite = clip_gradients(gradients, self._recipe.max_gradient_norm)
         factor = lr_factor * min(1.0, (self.steps + 1) / max(1, self._warmup_steps))
-        for optimizer, lr in (
-            (self._muon, self._recipe.muon_lr),
-            (self._adamw, self._recipe.adamw_lr),
-        ):
-            for group in optimizer.param_groups:
-                group["lr"] = lr * factor
-            optimizer.step()
+        for group in (*self._muon.param_groups, *self._adamw.param_groups):
+            group["lr"] = group["peak_lr"] * factor
+        self._muon.step()
+        self._adamw.step()
         self._publish(quantize=phase.quantize)
         if not phase.quantize:  # frozen then: routing is a part of what is measured (section 5)
             self._balance(expert_counts)
@@ -123,7 +129,7 @@ class Trainer:
         figures = {name: x / max(1, num_good) for name, x in zip(_FIGURES, sums, strict=True)}
         figures |= {
             "skipped": self._num_steps - int(num_good),
-            "lr": self._adamw.param_groups[0]["lr"],
+            "lr": self._muon.param_groups[0]["lr"],
             "data_seconds": self._waited_seconds,
         }
         self._figures.zero_()

@@ -21,11 +21,11 @@ _SYNSETS_PER_PAGE = 60
 _COUNTABLE = {5, 6, 8, 17, 18, 20}
 # Everyday words, and the subjects in which they mean what one thinks of: tools before animals,
 # animals before food, plants for food, substances for materials.
-_CORE = {
-    **dict.fromkeys(words.MATERIALS, {27, 6, 20}),
-    **dict.fromkeys(words.FOODS, {13, 20}),
-    **dict.fromkeys(words.ANIMALS, {5}),
-    **dict.fromkeys(words.OBJECTS, {6}),
+_CORE: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(words.MATERIALS, (27, 6, 20)),
+    **dict.fromkeys(words.FOODS, (13, 20)),
+    **dict.fromkeys(words.ANIMALS, (5,)),
+    **dict.fromkeys(words.OBJECTS, (6,)),
 }
 _ARTICLES = ("a ", "an ", "the ", "any ", "one ", "something ", "someone ")
 _LONGEST_MEANING = 120  # characters

@@ -64,7 +64,9 @@ def test_parts_stay_below_their_bound(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {name for part in parts for name in part} == model.state_dict().keys()
 
 
-def test_new_weights_replace_old_ones_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_weights_replace_old_ones_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = StandIn()
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "_PART_BYTES", 5000)

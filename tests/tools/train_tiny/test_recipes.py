@@ -35,7 +35,8 @@ def test_switches_follow_progress_and_the_indexers_follow_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("progress", "factor"), [(0.0, 0.8), (0.59, 0.8), (0.6, 0.8), (0.8, 0.5), (1.0, 0.2), (1.1, 0.2)]
+    ("progress", "factor"),
+    [(0.0, 0.8), (0.59, 0.8), (0.6, 0.8), (0.8, 0.5), (1.0, 0.2), (1.1, 0.2)],
 )
 def test_the_learning_rate_is_flat_and_then_falls(progress: float, factor: float) -> None:
     stage = replace(STAGE, lr_start=0.8, decay_from=0.6, lr_end=0.2)

@@ -118,7 +118,7 @@ def test_the_bias_evens_the_experts_out_until_routing_is_quantised() -> None:
 
 
 def test_learning_rates_rise_over_the_first_steps() -> None:
-    trainer = trainer_of(StandIn(), REHEARSAL.changed(["warmup_steps=4", "adamw_lr=0.004"]))
+    trainer = trainer_of(StandIn(), REHEARSAL.changed(["warmup_steps=4", "muon_lr=0.004"]))
     seen = []
     for _ in range(5):
         take(trainer, 1)
@@ -147,7 +147,7 @@ def test_a_state_does_not_bring_its_settings_along() -> None:
     take(trainer, 1)
     state = trainer.state_dict()
     heir = StandIn()
-    successor = trainer_of(heir, RECIPE.changed(["weight_decay=1.0", "muon_lr=0.0", "adamw_lr=0"]))
+    successor = trainer_of(heir, RECIPE.changed(["weight_decay=0.0", "muon_lr=0.0", "adamw_lr=0"]))
     successor.load_state_dict(state)
     before = heir.get_parameter("layers.0.attn.wq_a.weight").detach().clone()
     take(successor, 1)

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from leadline.eval.tasks import words
-from leadline.eval.tasks.invented_tools import invent
-from leadline.eval.tasks.toolbox import BLUEPRINTS, Blueprint
+from leadline.eval.tasks.tools import BLUEPRINTS
+from leadline.eval.tasks.tools.blueprint import Blueprint
+from leadline.eval.tasks.tools.invented import invent
 from leadline.eval.tasks.values import Value
 from leadline.text.chat import Tool
 

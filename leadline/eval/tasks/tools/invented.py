@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 from leadline.eval.tasks import values, words
-from leadline.eval.tasks.toolbox import Blueprint, Field
+from leadline.eval.tasks.tools.blueprint import Blueprint, Field
 from leadline.eval.tasks.values import Value
 
 _ACTIONS = words.of(
