@@ -20,25 +20,40 @@ from leadline.tools.train_tiny.whole import Whole, load_whole
 ACCEPTANCE_FILE = "acceptance.json"
 _CONDITIONS = "greedy drafts against the model's greedy tokens, both behind the text's own tokens"
 
+# Half a minute goes to the quantised weights; a draft looks back no further than a window,
+# so short rows will do, and a head of this size learns more from many steps than from large ones.
 _SECONDS = 180.0
-_SEQ_LEN = 2048  # a draft looks back no further than a window
+_QUANTIZE_FROM = 0.8
+_MOST_LENGTH = 2048
+_MOST_TOKENS = 32768
 
 
-def draft_recipe(recipe: Recipe) -> Recipe:
-    """A recipe with the draft head's stage behind its own: the last one's text, in short rows."""
+def draft_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """A recipe with the draft head's stage behind its own, on the text of the last of them.
+
+    Args:
+        recipe: of the backbone.
+        settings: for ``Recipe.changed``; stages but the draft head's stay as they are.
+
+    Raises:
+        ConfigError: a setting does not fit.
+    """
     last = recipe.stages[-1]
+    tokens = min(last.micro_tokens, _MOST_TOKENS)
     stage = replace(
         last,
         seconds=min(last.seconds, _SECONDS),
-        seq_len=min(last.seq_len, _SEQ_LEN),
-        tokens_per_step=last.micro_tokens,
-        early_tokens=last.micro_tokens,
-        quantize_from=0.8,
+        seq_len=min(last.seq_len, _MOST_LENGTH),
+        micro_tokens=tokens,
+        tokens_per_step=tokens,
+        early_tokens=tokens,
+        quantize_from=_QUANTIZE_FROM,
         lr_start=1.0,
         decay_from=0.3,
         lr_end=0.02,
     )
-    return replace(recipe, stages=(*recipe.stages, stage))
+    changed = replace(recipe, stages=(stage,)).changed(settings)
+    return replace(changed, stages=(*recipe.stages, *changed.stages))
 
 
 def train_draft(places: Places, settings: Sequence[str], *, started: float) -> None:
@@ -48,7 +63,7 @@ def train_draft(places: Places, settings: Sequence[str], *, started: float) -> N
 
     Args:
         places: folders and devices; ``state`` is not used, ``start`` may hold a head to go on with.
-        settings: for ``Recipe.changed``.
+        settings: for ``draft_recipe``.
         started: ``time.monotonic()`` when the command began.
 
     Raises:
@@ -67,7 +82,7 @@ def train_draft(places: Places, settings: Sequence[str], *, started: float) -> N
                 f"{places.start}: num_nextn_predict_layers is 0 in recipe {whole.recipe.name!r}; "
                 "there is no draft head to train"
             )
-        recipe = draft_recipe(whole.recipe).changed(settings)
+        recipe = draft_recipe(whole.recipe, settings)
         specs = parameter_formats(whole.config)
         _round_backbone(whole)
         trainer = DraftTrainer(

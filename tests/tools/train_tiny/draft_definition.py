@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.config.model import ModelConfig
+from leadline.tools.train_tiny.quantize import fake_fp8_32
 
 
 class Definition:
-    """v41-model 8.1 to 8.3 for one block of one document, a token at a time, in float32."""
+    """A draft head with the weights of ``draft`` between the embedding and head of ``backbone``.
 
-    def __init__(self, config: ModelConfig, backbone: nn.Module, draft: nn.Module) -> None:
+    ``quantize`` rounds window keys and what goes into packed weights, as in service.
+    """
+
+    def __init__(
+        self, config: ModelConfig, backbone: nn.Module, draft: nn.Module, *, quantize: bool
+    ) -> None:
         self.config = config
-        self.w = draft.state_dict()
+        self.rounded: Callable[[Tensor], Tensor] = fake_fp8_32 if quantize else lambda x: x
+        self.w: dict[str, Tensor] = draft.state_dict()
         self.embed = backbone.state_dict()["embed.weight"]
         self.head = backbone.state_dict()["head.weight"]
+
+    def packed(self, name: str, x: Tensor) -> Tensor:
+        return self.w[name] @ self.rounded(x)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return (
@@ -34,10 +46,9 @@ class Definition:
         return torch.cat((x[..., :-r], turned), dim=-1)
 
     def key(self, stage: int, x: Tensor, position: int) -> Tensor:
-        latent = self.norm(
-            self.w[f"mtp.{stage}.attn.wkv.weight"] @ x, f"mtp.{stage}.attn.kv_norm.weight"
-        )
-        return self.turn(latent, position)
+        at = f"mtp.{stage}.attn."
+        latent = self.norm(self.packed(at + "wkv.weight", x), at + "kv_norm.weight")
+        return self.rounded(self.turn(latent, position))
 
     def mix(self, stage: int, site: str, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, eps = self.config.hc_mult, self.config.hc_eps
@@ -62,8 +73,8 @@ class Definition:
         result = []
         for i, u in enumerate(inputs):
             position = q_last + 1 + i
-            qr = self.norm(self.w[at + "wq_a.weight"] @ u, at + "q_norm.weight")
-            q = self.turn((self.w[at + "wq_b.weight"] @ qr).view(heads, d), position)
+            qr = self.norm(self.packed(at + "wq_a.weight", u), at + "q_norm.weight")
+            q = self.turn(self.packed(at + "wq_b.weight", qr).view(heads, d), position)
             outs = []
             for h in range(heads):
                 scores = torch.stack([q[h] @ key * d**-0.5 for key in keys])
@@ -76,7 +87,7 @@ class Definition:
                 self.config.o_groups, self.config.o_lora_rank, -1
             )
             low = torch.cat([wo_a[g] @ groups[g] for g in range(self.config.o_groups)])
-            result.append(self.w[at + "wo_b.weight"] @ low)
+            result.append(self.packed(at + "wo_b.weight", low))
         return result
 
     def moe(self, stage: int, u: Tensor) -> Tensor:
@@ -86,19 +97,22 @@ class Definition:
         assert k == 1  # whose weight is not normalised
         (best,) = (scores + self.w[at + "gate.bias"]).topk(k).indices.tolist()
 
-        def expert(w1: Tensor, w3: Tensor, w2: Tensor) -> Tensor:
-            limit = self.config.swiglu_limit
-            return w2 @ (F.silu((w1 @ u).clamp(max=limit)) * (w3 @ u).clamp(-limit, limit))
+        weight = scores[best] * self.config.routed_scaling_factor
+        limit, x = self.config.swiglu_limit, self.rounded(u)
 
-        routed = expert(*(self.w[f"{at}experts.{m}.weight"][best] for m in ("w1", "w3", "w2")))
-        shared = expert(*(self.w[f"{at}shared_experts.{m}.weight"] for m in ("w1", "w3", "w2")))
-        return routed * scores[best] * self.config.routed_scaling_factor + shared
+        def expert(weight: Tensor | float, w1: Tensor, w3: Tensor, w2: Tensor) -> Tensor:
+            hidden = F.silu((w1 @ x).clamp(max=limit)) * (w3 @ x).clamp(-limit, limit)
+            return w2 @ self.rounded(hidden * weight)
+
+        names = ("w1.weight", "w3.weight", "w2.weight")
+        routed = expert(weight, *(self.w[f"{at}experts.{name}"][best] for name in names))
+        return routed + expert(1.0, *(self.w[f"{at}shared_experts.{name}"] for name in names))
 
     def draft(self, features: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
         """Logits and confidences behind ``features [q + 1, L D]``; ``tokens`` stand at q + 1 on."""
         q_last, slots = len(features) - 1, self.config.dspark_block_size
         main = [
-            self.norm(self.w["mtp.0.main_proj.weight"] @ f, "mtp.0.main_norm.weight")
+            self.norm(self.packed("mtp.0.main_proj.weight", f), "mtp.0.main_norm.weight")
             for f in features
         ]
         ids = [tokens[0]] + [self.config.dspark_noise_token_id] * (slots - 1)

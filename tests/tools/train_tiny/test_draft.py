@@ -74,10 +74,12 @@ def draft_all(
         hidden = backbone.hidden(rows, Phase(sparse=True))
     cos, sin = rows.plain
     turns = (cos.flatten(0, 1), sin.flatten(0, 1))
-    return draft(backbone, hidden.features, turns, blocks, quantize=quantize)
+    drafted: Drafted = draft(backbone, hidden.features, turns, blocks, quantize=quantize)
+    return drafted
 
 
-def test_blocks_drafted_at_once_equal_one_block_drafted_by_definition() -> None:
+@pytest.mark.parametrize("quantize", [False, True], ids=["plain", "quantised"])
+def test_blocks_drafted_at_once_equal_one_block_drafted_by_definition(quantize: bool) -> None:
     backbone, draft = models()
     batch = two_documents(rows=1)
     # Both ends of both documents, with fewer tokens in front than a window and with more.
@@ -87,10 +89,10 @@ def test_blocks_drafted_at_once_equal_one_block_drafted_by_definition() -> None:
         weights[0, target - 1 : target + 1] = 1
     blocks = choose(dataclasses.replace(batch, weights=weights), per_row=len(targets))
     with torch.no_grad():
-        drafted = draft_all(backbone, draft, batch, blocks)
+        drafted = draft_all(backbone, draft, batch, blocks, quantize=quantize)
         hidden = backbone.hidden(Rows(batch, CONFIG, probes=0), Phase(sparse=True))
     features = torch.cat(hidden.features, dim=1)
-    definition = Definition(CONFIG, backbone, draft)
+    definition = Definition(CONFIG, backbone, draft, quantize=quantize)
     found = (blocks.rows[:, 0] + 1).tolist()
     assert sorted(found) == targets
     for block, target in enumerate(found):
