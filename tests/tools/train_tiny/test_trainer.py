@@ -15,6 +15,7 @@ from leadline.tools.train_tiny.replicas import Replicas
 from leadline.tools.train_tiny.trainer import Trainer
 from tests.tools.train_tiny.standin import EXPERTS, LENGTH, ROWS, SPECS, StandIn, batches
 
+DENSE = Phase()
 RECIPE = REHEARSAL.changed(["warmup_steps=0"])
 
 
@@ -22,7 +23,7 @@ def trainer_of(model: StandIn, recipe: Recipe = RECIPE) -> Trainer:
     return Trainer(model, SPECS, recipe, replicas=Replicas())
 
 
-def take(trainer: Trainer, count: int, phase: Phase = Phase(), passes: int = 1) -> None:
+def take(trainer: Trainer, count: int, phase: Phase = DENSE, passes: int = 1) -> None:
     stream = batches()
     for _ in range(count):
         trainer.step(stream, phase, passes=passes, lr_factor=1.0)
@@ -71,8 +72,8 @@ def test_passes_add_up_to_one_step_on_their_mean() -> None:
         *(torch.cat([getattr(b, f) for b in two]) for f in ("ids", "first", "weights"))
     )
     trainer, other = trainer_of(model), trainer_of(same)
-    trainer.step(iter(two), Phase(), passes=2, lr_factor=1.0)
-    other.step(iter([whole]), Phase(), passes=1, lr_factor=1.0)
+    trainer.step(iter(two), DENSE, passes=2, lr_factor=1.0)
+    other.step(iter([whole]), DENSE, passes=1, lr_factor=1.0)
     assert trainer.tokens == other.tokens == 2 * ROWS * LENGTH
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, same.get_parameter(name), atol=1e-4, rtol=1e-3)
@@ -82,7 +83,7 @@ def test_a_batch_with_a_loss_that_is_no_number_leaves_the_weights_alone() -> Non
     model = StandIn()
     trainer = trainer_of(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer.step(batches(poison=True), Phase(), passes=1, lr_factor=1.0)
+    trainer.step(batches(poison=True), DENSE, passes=1, lr_factor=1.0)
     figures = trainer.read_figures()
     assert figures["skipped"] == 1
     for name, parameter in model.named_parameters():
@@ -94,7 +95,7 @@ def test_training_goes_on_after_a_bad_batch() -> None:
     trainer = trainer_of(StandIn())
     stream = chain(islice(batches(), 20), islice(batches(poison=True), 2), batches())
     for _ in range(60):
-        trainer.step(stream, Phase(), passes=1, lr_factor=1.0)
+        trainer.step(stream, DENSE, passes=1, lr_factor=1.0)
     figures = trainer.read_figures()
     assert figures["skipped"] == 2
     take(trainer, 5)
@@ -137,7 +138,7 @@ def test_a_state_is_gone_on_from_as_if_nothing_had_happened() -> None:
         stream = iter(again)
         torch.manual_seed(1)  # of the stand-in's routing
         for _ in again:
-            one.step(stream, Phase(), passes=1, lr_factor=1.0)
+            one.step(stream, DENSE, passes=1, lr_factor=1.0)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, heir.state_dict()[name], rtol=0, atol=0)
 
