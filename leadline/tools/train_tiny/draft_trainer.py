@@ -12,7 +12,7 @@ from torch import Tensor
 from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.blocks import Blocks, choose_blocks
 from leadline.tools.train_tiny.draft import Draft, Drafted
-from leadline.tools.train_tiny.layers import rms_norm
+from leadline.tools.train_tiny.layers import Compiler, rms_norm
 from leadline.tools.train_tiny.model import Losses, Phase, Transformer
 from leadline.tools.train_tiny.official import parameter_formats
 from leadline.tools.train_tiny.recipes import Recipe
@@ -37,7 +37,7 @@ class Acceptance:
     figures are an estimate.
 
     Attributes:
-        blocks: counted, those that begin in text of full weight; they end with it.
+        blocks: counted, those that begin in text that weighs 1 or more; they end with it.
         length: mean number of drafts that are accepted of a block, up to ``dspark_block_size``.
         by_slot: share of each slot's drafts that are the target's tokens.
         given_earlier: the same among slots before which all are accepted.
@@ -75,7 +75,7 @@ class DraftTrainer(Trainer):
     def forward(self, batch: Batch, phase: Phase) -> Losses:
         """Losses of the head; it has no indexers."""
         blocks, drafted, target_logits = self._read(batch, self._anchors)
-        loss = draft_loss(drafted, target_logits, blocks, self._draft)
+        loss = draft_loss(drafted, target_logits, blocks, self._draft.compiled)
         none = torch.zeros_like(loss)
         return Losses(
             loss=loss, index_loss=none, expert_counts=drafted.expert_counts, index_mass=none
@@ -95,7 +95,7 @@ class DraftTrainer(Trainer):
         for family, batch in held_out.items():
             # With gradients, though nothing needs them: compiled code is that of training then.
             blocks, drafted, target_logits = self._read(batch, generator)
-            loss = draft_loss(drafted, target_logits, blocks, self._draft)
+            loss = draft_loss(drafted, target_logits, blocks, self._draft.compiled)
             result[family] = acceptance(blocks, drafted, target_logits, loss)
         return result
 
@@ -116,7 +116,9 @@ class DraftTrainer(Trainer):
         return blocks, drafted, target_logits
 
 
-def draft_loss(drafted: Drafted, target_logits: Tensor, blocks: Blocks, draft: Draft) -> Tensor:
+def draft_loss(
+    drafted: Drafted, target_logits: Tensor, blocks: Blocks, compiler: Compiler
+) -> Tensor:
     """Mean loss of a slot, weighted as the text is and less for later slots.
 
     Cross entropy of the text; total variation distance from the target model's distribution, which
@@ -126,11 +128,11 @@ def draft_loss(drafted: Drafted, target_logits: Tensor, blocks: Blocks, draft: D
         drafted: of the blocks.
         target_logits: ``[n, slots, V]`` float32.
         blocks: targets and weights.
-        draft: compiles.
+        compiler: of the head.
     """
     slots = torch.arange(blocks.weights.shape[1], device=blocks.weights.device)
     weights = blocks.weights * _SLOT_DECAY**slots
-    losses = draft.compiled(_slot_losses)(
+    losses = compiler(_slot_losses)(
         drafted.logits, drafted.confidence, target_logits, blocks.targets
     )
     return (losses * weights).sum() / weights.sum().clamp(min=1e-6)
