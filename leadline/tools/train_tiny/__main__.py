@@ -1,6 +1,8 @@
 """Training of the bundled model, one command a step.
 
 python -m leadline.tools.train_tiny train --recipe h200 --stage 1 --data DATA --out OUT
+python -m leadline.tools.train_tiny draft --data DATA --from OUT/weights --out DRAFT
+python -m leadline.tools.train_tiny export --data DATA --from DRAFT/weights --out CHECKPOINT
 torchrun --nproc-per-node 2 -m leadline.tools.train_tiny train ...
 """
 
@@ -17,6 +19,8 @@ import torch
 from leadline.core.errors import LeadlineError
 from leadline.tools.train_tiny import data
 from leadline.tools.train_tiny.curves import draw_curves
+from leadline.tools.train_tiny.draft_run import train_draft
+from leadline.tools.train_tiny.export import export_checkpoint
 from leadline.tools.train_tiny.journal import read_journal
 from leadline.tools.train_tiny.recipes import RECIPES, Recipe
 from leadline.tools.train_tiny.runs import WEIGHTS, Places, train_stage
@@ -45,6 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_training(everything)
     everything.set_defaults(run=_train_all)
 
+    draft = commands.add_parser("draft", help="train the draft head of a trained backbone")
+    _add_run(draft)
+    draft.add_argument("--from", dest="start", type=Path, required=True, help="weights folder")
+    draft.set_defaults(run=_train_draft, state=None)
+
+    export = commands.add_parser("export", help="write the checkpoint that is served")
+    export.add_argument("--from", dest="start", type=Path, required=True, help="weights folder")
+    export.add_argument("--data", type=Path, required=True, help="folder that 'data' wrote")
+    export.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
+    export.set_defaults(run=_export)
+
     curves = commands.add_parser("curves", help="draw a log as a picture")
     curves.add_argument("log", type=Path, nargs="+", help="log.jsonl of one run or of several")
     curves.add_argument("--out", type=Path, required=True, help="SVG file to write")
@@ -61,11 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", choices=RECIPES, required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder that 'data' wrote")
-    parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
     parser.add_argument(
         "--state", type=Path, help="file of the whole state: gone on from if there, then written"
     )
+    _add_run(parser)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, required=True, help="folder that 'data' wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
     parser.add_argument("--seconds", type=float, help="of a stage, loading and saving included")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--workers", type=int, default=0, help="processes that make batches")
@@ -78,11 +97,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _settings(args: argparse.Namespace) -> list[str]:
+    of_time = [] if args.seconds is None else [f"seconds={args.seconds}"]
+    return [*args.set, *of_time]
+
+
 def _recipe(args: argparse.Namespace) -> Recipe:
-    settings = list(args.set)
-    if args.seconds is not None:
-        settings.append(f"seconds={args.seconds}")
-    return RECIPES[args.recipe].changed(settings)
+    return RECIPES[args.recipe].changed(_settings(args))
 
 
 def _places(args: argparse.Namespace, out: Path, start: Path | None) -> Places:
@@ -107,6 +128,14 @@ def _train_all(args: argparse.Namespace) -> None:
         out = args.out / f"stage-{number}"
         train_stage(recipe, number, _places(args, out, start), started=time.monotonic())
         start = out / WEIGHTS
+
+
+def _train_draft(args: argparse.Namespace) -> None:
+    train_draft(_places(args, args.out, args.start), _settings(args), started=_STARTED)
+
+
+def _export(args: argparse.Namespace) -> None:
+    export_checkpoint(args.start, args.data, args.out)
 
 
 def _curves(args: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ from leadline.tools.train_tiny.layers import (
     rms_norm,
 )
 from leadline.tools.train_tiny.quantize import fake_fp4_16, fake_fp8_32
-from leadline.tools.train_tiny.rows import Rows, rotate
+from leadline.tools.train_tiny.rows import Angles, Rows, rotate
 from leadline.tools.train_tiny.window import attend, attend_flex
 
 
@@ -105,18 +105,8 @@ class Attention(nn.Module):
         """Attend with the rows ``u [T, D]``; returns ``[T, D]`` and the entries now in force."""
         batch_shape = rows.batch.ids.shape
         cos, sin = rows.yarn if self.ratio else rows.plain
-        qr, q, latents = self.compiled(_project)(
-            u,
-            self.wq_a.weight,
-            self.q_norm.weight,
-            self.wq_b.weight,
-            self.wkv.weight,
-            self.kv_norm.weight,
-            cos.flatten(0, 1),
-            sin.flatten(0, 1),
-            self.eps,
-            quantize,
-        )
+        turns = (cos.flatten(0, 1), sin.flatten(0, 1))
+        qr, q, latents = self.project(u, turns, quantize)
         u3, qr3 = u.unflatten(0, batch_shape), qr.unflatten(0, batch_shape)
         q, latents = q.unflatten(0, batch_shape), latents.unflatten(0, batch_shape)
         if self.layer in self.config.kv_source_layer_ids:
@@ -129,16 +119,27 @@ class Attention(nn.Module):
         out, total = core(q, latents, entries, self.ratio, selection.chosen, self.attn_sink, rows)
         if entries is not None and selection.scores is not None:
             self._watch(q, entries, total, rows, selection)
-        y = self.compiled(_output)(
-            out.flatten(0, 1),
-            self.wo_a.weight,
-            self.wo_b.weight,
-            cos.flatten(0, 1),
-            sin.flatten(0, 1),
-            self.config.o_groups,
+        return self.output(out.flatten(0, 1), turns, quantize), compressed
+
+    def project(self, u: Tensor, angles: Angles, quantize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Query residual ``[T, Rq]``, queries ``[T, H, d]`` and window latents ``[T, d]`` (3.1)."""
+        return self.compiled(_project)(
+            u,
+            self.wq_a.weight,
+            self.q_norm.weight,
+            self.wq_b.weight,
+            self.wkv.weight,
+            self.kv_norm.weight,
+            *angles,
+            self.eps,
             quantize,
         )
-        return y, compressed
+
+    def output(self, out: Tensor, angles: Angles, quantize: bool) -> Tensor:
+        """Attended ``[T, H, d]`` -> ``[T, D]`` (3.8)."""
+        return self.compiled(_output)(
+            out, self.wo_a.weight, self.wo_b.weight, *angles, self.config.o_groups, quantize
+        )
 
     def _compress(self, u: Tensor, rows: Rows, quantize: bool) -> Compressed:
         latents = self.compressor(u, self.compiled)
@@ -212,23 +213,26 @@ def _project(
     eps: float,
     quantize: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query residual ``[T, Rq]``, queries ``[T, H, d]`` and window latents ``[T, d]`` (3.1)."""
     d = wkv.shape[0]
     x = fake_fp8_32(u) if quantize else u
     qr = rms_norm(F.linear(x, wq_a), q_norm, eps)
     q = packed_linear(qr, wq_b, quantize).unflatten(1, (-1, d))
-    latents = rotate(rms_norm(F.linear(x, wkv), kv_norm, eps), cos, sin)
-    return (
-        qr,
-        rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)),
-        fake_fp8_32(latents) if quantize else latents,
-    )
+    latents = window_latents(x, wkv, kv_norm, cos, sin, eps, quantize)
+    return qr, rotate(q, cos.unsqueeze(1), sin.unsqueeze(1)), latents
+
+
+def window_latents(
+    x: Tensor, wkv: Tensor, norm: Tensor, cos: Tensor, sin: Tensor, eps: float, quantize: bool
+) -> Tensor:
+    """``[T, d]``, as the window's cache holds them, of rows ``[T, D]`` that are MXFP8 already."""
+    latents = rotate(rms_norm(F.linear(x, wkv), norm, eps), cos, sin)
+    return fake_fp8_32(latents) if quantize else latents
 
 
 def _output(
     out: Tensor, wo_a: Tensor, wo_b: Tensor, cos: Tensor, sin: Tensor, groups: int, quantize: bool
 ) -> Tensor:
-    """Attended ``[T, H, d]`` -> ``[T, D]``: turned back, then two low-rank products (3.8)."""
+    # Turned back, then two low-rank products.
     turned = rotate(out, cos.unsqueeze(1), -sin.unsqueeze(1)).flatten(1).unflatten(1, (groups, -1))
     low = torch.einsum("tgi,goi->tgo", turned, wo_a.unflatten(0, (groups, -1)))
     return packed_linear(low.flatten(1), wo_b, quantize)

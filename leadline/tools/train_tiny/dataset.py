@@ -25,6 +25,7 @@ class DataSet:
 
     Attributes:
         tokenizer: the folder's.
+        prose: the part of the corpus that it draws from.
         families: names that ``draw`` knows: prose, and every generator.
 
     Raises:
@@ -34,7 +35,7 @@ class DataSet:
     def __init__(self, folder: Path, *, prose: str = "train") -> None:
         """Open ``folder``; ``prose`` is the part to draw from: ``train`` or ``heldout``."""
         self.tokenizer = Tokenizer(folder / "tokenizer.json")
-        self._prose = Prose(folder, prose)
+        self.prose = Prose(folder, prose)
         self._encoder = DocumentEncoder(ChatEncoder(self.tokenizer))
         glosses = gloss_family(read_glosses(folder))
         self._generators: Mapping[str, Family] = {**FAMILIES, glosses.name: glosses}
@@ -48,7 +49,7 @@ class DataSet:
     def draw(self, family: str, rng: random.Random, size: int) -> Document:
         """A document of about ``size`` tokens; of prose never more."""
         if family == PROSE:
-            return prose_document(self._prose.piece(rng, size - 1), bos=self._encoder.bos)
+            return prose_document(self.prose.piece(rng, size - 1), bos=self._encoder.bos)
         generator = self._generators.get(family)
         if generator is None:
             raise ConfigError(
@@ -65,7 +66,7 @@ class DataSet:
             return invented_filler(rng, size)
         pieces = []
         while size > 0:
-            ids = self._prose.piece(rng, size)
+            ids = self.prose.piece(rng, size)
             size -= len(ids)
             text = self.tokenizer.decode(ids[ids != self._encoder.eos].tolist())
             # The ends may be cut within a word, even within a character.

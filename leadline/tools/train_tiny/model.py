@@ -42,13 +42,12 @@ class Phase:
     index_loss: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What a forward gives.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What a model learns from.
 
     Attributes:
         loss: weighted mean cross entropy, in nats, differentiable.
-        token_losses: ``[B, S]`` weighted loss of each token given those before it, detached.
         index_loss: KL divergence of the indexers, summed over them, differentiable.
         expert_counts: ``[L, E]`` float32, tokens that picked each routed expert.
         index_mass: share of the attention to entries that goes to the best ``index_topk`` of them,
@@ -56,15 +55,25 @@ class Output:
     """
 
     loss: Tensor
-    token_losses: Tensor
     index_loss: Tensor
     expert_counts: Tensor
     index_mass: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(Losses):
+    """What a forward gives.
+
+    Attributes:
+        token_losses: ``[B, S]`` weighted loss of each token given those before it, detached.
+    """
+
+    token_losses: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What the backbone gives its heads; ``index_loss`` to ``index_mass`` as in ``Output``.
+    """What the backbone gives its heads; ``index_loss`` to ``index_mass`` as in ``Losses``.
 
     Attributes:
         rows: ``[T, D]`` collapsed streams, before the last norm.
@@ -271,9 +280,12 @@ class Transformer(nn.Module):
             self.config.rms_norm_eps,
         )
         loss = losses.sum() / weights.sum().clamp(min=1e-6)
-        token_losses = losses.detach().view_as(weights).roll(1, 1)
         return Output(
-            loss, token_losses, hidden.index_loss, hidden.expert_counts, hidden.index_mass
+            loss=loss,
+            token_losses=losses.detach().view_as(weights).roll(1, 1),
+            index_loss=hidden.index_loss,
+            expert_counts=hidden.expert_counts,
+            index_mass=hidden.index_mass,
         )
 
     def logits(self, batch: Batch, phase: Phase) -> Tensor:

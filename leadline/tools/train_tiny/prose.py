@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,12 +47,11 @@ class Prose:
         return document[start : start + size]
 
 
-def write_prose(folder: Path, name: str, documents: Iterable[Ids]) -> None:
+def write_prose(folder: Path, name: str, documents: Sequence[Ids]) -> None:
     """Store documents for ``Prose`` to read."""
-    kept = list(documents)
-    ends = np.cumsum([len(document) for document in kept], dtype=np.int64)
+    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
     ids_file, ends_file = _files(folder, name)
-    np.save(ids_file, np.concatenate(kept))
+    np.save(ids_file, np.concatenate(documents))
     np.save(ends_file, ends)
 
 

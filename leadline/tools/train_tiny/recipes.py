@@ -122,7 +122,7 @@ class Recipe:
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0
     index_weight: float = 1.0
-    balance_speed: float = 1e-3
+    balance_speed: float = 0.01
     warmup_steps: int = 100
     log_steps: int = 20
     validate_seconds: float = 60.0

@@ -77,7 +77,7 @@ class Rows:
         self.batch, self.window = batch, config.sliding_window
         device, length = batch.ids.device, batch.ids.shape[1]
         positions = batch.positions
-        plain, yarn = _frequency_tables(config, device)
+        plain, yarn = frequency_tables(config, device)
         self.plain, self.yarn = angles(positions, plain), angles(positions, yarn)
         self.entries: dict[int, Entries] = {}
         self.key_blocks: dict[int, tuple[Tensor, Tensor]] = {}  # of the fused attention, by ratio
@@ -111,7 +111,8 @@ class Rows:
 
 
 @functools.cache
-def _frequency_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+def frequency_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``frequencies`` of window-only layers and of the others, on a device."""
     return (
         frequencies(config, compressed=False).to(device),
         frequencies(config, compressed=True).to(device),

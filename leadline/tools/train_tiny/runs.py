@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from leadline.config.model import ModelConfig
 from leadline.core.errors import ConfigError
 from leadline.models.deepseek_v41.engram import compressed_token_map
+from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.batches import BatchLoader, heldout_batches
 from leadline.tools.train_tiny.checkpoints import (
     Progress,
@@ -28,7 +30,7 @@ from leadline.tools.train_tiny.mixture import Stream
 from leadline.tools.train_tiny.model import Transformer
 from leadline.tools.train_tiny.official import parameter_formats
 from leadline.tools.train_tiny.recipes import Recipe
-from leadline.tools.train_tiny.replicas import joined
+from leadline.tools.train_tiny.replicas import Replicas, joined
 from leadline.tools.train_tiny.stage_run import StageRun
 from leadline.tools.train_tiny.trainer import Trainer
 
@@ -73,7 +75,6 @@ def train_stage(recipe: Recipe, number: int, places: Places, *, started: float) 
         CheckpointError: what is to be gone on from is not of this recipe's model.
         TrainingDiverged: the weights before it are saved.
     """
-    stage = recipe.stage(number)
     config, token_map = fitted(recipe.config, places.data)
     specs = parameter_formats(config)
     with joined(places.device) as (replicas, device):
@@ -89,54 +90,103 @@ def train_stage(recipe: Recipe, number: int, places: Places, *, started: float) 
         if state is not None:
             before = load_state(state, trainer)
 
-        def progress() -> Progress:
-            return Progress(
-                recipe=recipe.name,
-                stage=number,
-                steps=before.steps + trainer.steps,
-                tokens=before.tokens + trainer.tokens,
-                is_quantized=trainer.is_quantized,
-            )
+        def save(progress: Progress) -> None:
+            save_weights(places.out / WEIGHTS, model, specs, progress)
 
-        def checkpoint() -> None:
-            if replicas.rank == 0:
-                save_weights(places.out / WEIGHTS, model, specs, progress())
-
-        stream = Stream(
-            folder=places.data,
-            mixture=stage.mixture,
-            rows=stage.rows,
-            length=stage.seq_len,
-            # Another one wherever a run begins, and for every replica.
-            seed=(recipe.seed + before.steps) * _MOST_REPLICAS + replicas.rank,
-            alignment=math.lcm(*filter(None, config.compress_ratios)),
+        progress, _ = run_stage(
+            trainer,
+            config,
+            recipe,
+            number,
+            places,
+            before=before,
+            save=save,
+            replicas=replicas,
+            started=started,
         )
-        log = places.out / LOG_FILE if replicas.rank == 0 else None
-        journal = Journal(log, stage=number)
-        with BatchLoader(stream, workers=places.workers, pin_memory=on_gpu) as batches:
-            journal.write(
-                "start",
-                seconds=time.monotonic() - started,
-                recipe=recipe.name,
-                settings=recipe.settings(stage),
-                parameters=sum(p.numel() for p in model.parameters()),
-                replicas=replicas.size,
-                device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
-                before=asdict(before),
-            )
-            held_out = heldout_batches(stream, 1)
-            StageRun(
-                trainer,
-                recipe,
-                stage,
-                {family: rows[0].to(device) for family, rows in held_out.items()},
-                clock=Clock(stage, started),
-                journal=journal,
-                checkpoint=checkpoint,
-                replicas=replicas,
-            ).run(batches)
         if places.state is not None and replicas.rank == 0:
-            save_state(places.state, trainer, progress())
+            save_state(places.state, trainer, progress)
+
+
+def run_stage(
+    trainer: Trainer,
+    config: ModelConfig,
+    recipe: Recipe,
+    number: int,
+    places: Places,
+    *,
+    before: Progress,
+    save: Callable[[Progress], None],
+    replicas: Replicas,
+    started: float,
+) -> tuple[Progress, dict[str, Batch]]:
+    """Feed a trainer the batches of stage ``number`` of a recipe, with log and checkpoints.
+
+    Args:
+        trainer: of this replica.
+        config: of the model.
+        recipe: has the stage.
+        number: see there.
+        places: the data, and where the log goes.
+        before: what the trainer goes on from.
+        save: writes the weights; called by the first replica.
+        replicas: those who train the same model on other rows.
+        started: ``time.monotonic()`` when the command began.
+
+    Returns:
+        How far training has come, and the batch of each family that it was evaluated on.
+    """
+    stage = recipe.stage(number)
+
+    def progress() -> Progress:
+        return Progress(
+            recipe=recipe.name,
+            stage=number,
+            steps=before.steps + trainer.steps,
+            tokens=before.tokens + trainer.tokens,
+            is_quantized=trainer.is_quantized,
+        )
+
+    def checkpoint() -> None:
+        if replicas.rank == 0:
+            save(progress())
+
+    stream = Stream(
+        folder=places.data,
+        mixture=stage.mixture,
+        rows=stage.rows,
+        length=stage.seq_len,
+        # Another one wherever a run begins, and for every replica.
+        seed=(recipe.seed + before.steps) * _MOST_REPLICAS + replicas.rank,
+        alignment=math.lcm(*filter(None, config.compress_ratios)),
+    )
+    device = trainer.device
+    on_gpu = device.type == "cuda"
+    journal = Journal(places.out / LOG_FILE if replicas.rank == 0 else None, stage=number)
+    with BatchLoader(stream, workers=places.workers, pin_memory=on_gpu) as batches:
+        journal.write(
+            "start",
+            seconds=time.monotonic() - started,
+            recipe=recipe.name,
+            settings=recipe.settings(stage),
+            parameters=trainer.num_parameters,
+            replicas=replicas.size,
+            device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
+            before=asdict(before),
+        )
+        found = heldout_batches(stream, 1)
+        held_out = {family: rows[0].to(device) for family, rows in found.items()}
+        StageRun(
+            trainer,
+            recipe,
+            stage,
+            held_out,
+            clock=Clock(stage, started),
+            journal=journal,
+            checkpoint=checkpoint,
+            replicas=replicas,
+        ).run(batches)
+    return progress(), held_out
 
 
 def fitted(config: ModelConfig, data: Path) -> tuple[ModelConfig, list[int]]:

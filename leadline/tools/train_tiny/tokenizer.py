@@ -23,8 +23,8 @@ PAD = "<｜▁pad▁｜>"
 # Ids 0, 1 and 2, as in the released file: begin of sentence, end of sentence, padding.
 CONTROL_MARKERS = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", PAD)
 
-# Not flagged special, as in the released file: skipping special
-# tokens must not be what hides them.
+# Not flagged special, as in the released file: skipping special tokens must not be what hides
+# them.
 CHAT_MARKERS = (
     "<｜fim▁hole｜>",
     "<｜fim▁begin｜>",
@@ -56,7 +56,7 @@ CHAT_MARKERS = (
 )
 IMAGE = "<｜deepseek_image｜>"
 
-# Ids below belong to control tokens, in ``train_tokenizer``'s layout.
+# In ``train_tokenizer``'s layout: ids below are control tokens.
 NUM_RESERVED = 64
 IMAGE_ID = 60
 # What the draft head is fed in place of tokens not known yet: a placeholder, as in the release.

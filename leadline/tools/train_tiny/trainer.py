@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.masters import Masters
-from leadline.tools.train_tiny.model import Phase
+from leadline.tools.train_tiny.model import Losses, Phase
 from leadline.tools.train_tiny.optim import Muon, adamw, clip_gradients
 from leadline.tools.train_tiny.recipes import Recipe
 from leadline.tools.train_tiny.replicas import Replicas
@@ -37,6 +37,8 @@ class Trainer:
         steps: taken by this object.
         tokens: read for them, over all replicas.
         is_quantized: the model computes with quantised weights.
+        num_parameters: of the model.
+        device: its.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Trainer:
             settings["peak_lr"] = settings["lr"]
         self._warmup_steps = recipe.warmup_steps
         self._gate_biases = {n: b for n, b in model.named_buffers() if n.endswith("gate.bias")}
-        self._device = next(model.parameters()).device
-        self._figures = torch.zeros(len(_FIGURES), device=self._device)
-        self._num_good = torch.zeros((), device=self._device)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.device = next(model.parameters()).device
+        self._figures = torch.zeros(len(_FIGURES), device=self.device)
+        self._num_good = torch.zeros((), device=self.device)
         self._num_steps, self._waited_seconds = 0, 0.0  # since the figures were read
 
     def step(
@@ -80,13 +83,13 @@ class Trainer:
         """
         if phase.quantize and not self.is_quantized:
             self._publish(quantize=True)
-        of_model = torch.zeros(3, device=self._device)
+        of_model = torch.zeros(3, device=self.device)
         expert_counts: Tensor | float = 0.0
         for _ in range(passes):
             began = time.perf_counter()
-            batch = next(batches).to(self._device)
+            batch = next(batches).to(self.device)
             self._waited_seconds += time.perf_counter() - began
-            output = self._model(batch, phase)
+            output = self.forward(batch, phase)
             loss = output.loss + self._recipe.index_weight * output.index_loss
             (loss / passes).backward()
             told = (output.loss.detach(), output.index_loss.detach(), output.index_mass)
@@ -112,6 +115,11 @@ class Trainer:
         self._num_steps += 1
         self.steps += 1
 
+    def forward(self, batch: Batch, phase: Phase) -> Losses:
+        """What a step learns from; not for evaluation."""
+        losses: Losses = self._model(batch, phase)
+        return losses
+
     def read_figures(self) -> dict[str, float]:
         """Means since the last reading, over steps with finite gradients; waits for the device.
 
@@ -136,7 +144,7 @@ class Trainer:
             # With gradients, though nothing needs them: compiled code is that of training then.
             output = self._model(batch, phase)
             is_answer = batch.weights >= 1
-            answers = (output.token_losses * is_answer).sum() / is_answer.sum()
+            answers = output.token_losses[is_answer].sum() / batch.weights[is_answer].sum()
             means.append(torch.stack((output.loss.detach(), answers)))
         rows = torch.stack(means).tolist()
         return {

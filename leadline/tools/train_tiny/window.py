@@ -29,6 +29,11 @@ def attend(
         seen = rows.entry_mask(ratio)
         keys = torch.cat((keys, entries), dim=1)
         mask = torch.cat((mask, seen if chosen is None else seen & chosen), dim=2)
+    return masked_attention(q, keys, mask, sink)
+
+
+def masked_attention(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries ``[B, S, H, d]`` on keys ``[B, N, d]`` where ``mask [B, S, N]``, every score kept."""
     b, s, heads, d = q.shape
     scores = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).view(b, s, heads, -1).float()
     scores = (scores * d**-0.5).masked_fill(~mask.unsqueeze(2), -torch.inf)

@@ -53,10 +53,10 @@ def _synsets(folder: Path, part: str) -> Iterator[tuple[str, Synset]]:
     for line in _lines(folder, f"data.{part}"):
         fields, _, gloss = line.partition(" | ")
         offset, subject, _, count, *rest = fields.split(" ")
-        words = rest[: 2 * int(count, 16) : 2]
         meaning, *others = re.split(r";\s*(?=\")", gloss.strip())
         examples = tuple(text.strip('" ') for text in others)
-        names = tuple(re.sub(r"\(\w+\)$", "", word).replace("_", " ") for word in words)
+        spelled = rest[: 2 * int(count, 16) : 2]
+        names = tuple(re.sub(r"\(\w+\)$", "", word).replace("_", " ") for word in spelled)
         yield offset, Synset(names, meaning.strip(" ;"), examples, int(subject))
 
 

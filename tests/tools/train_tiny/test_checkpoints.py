@@ -23,10 +23,11 @@ from leadline.tools.train_tiny.replicas import Replicas
 from leadline.tools.train_tiny.trainer import Trainer
 from tests.tools.train_tiny.standin import SPECS, StandIn, batches
 
+DENSE = Phase()
 PROGRESS = Progress("rehearsal", stage=2, steps=30, tokens=4000, is_quantized=True)
 
 
-def trained(model: StandIn, phase: Phase = Phase()) -> Trainer:
+def trained(model: StandIn, phase: Phase = DENSE) -> Trainer:
     trainer = Trainer(model, SPECS, REHEARSAL, replicas=Replicas())
     stream = batches()
     for _ in range(3):
@@ -86,10 +87,10 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     model = StandIn()
     save_weights(tmp_path / "weights", model, SPECS, PROGRESS)
     model.head = torch.nn.Linear(32, 8, bias=False)
-    with pytest.raises(CheckpointError, match=r"head.weight is \[32, 32\].* needs \[8, 32\]"):
+    with pytest.raises(CheckpointError, match=r"head\.weight is \[32, 32\].* needs \[8, 32\]"):
         load_weights(tmp_path / "weights", model)
     del model.head
-    with pytest.raises(CheckpointError, match="head.weight is missing in the recipe's model"):
+    with pytest.raises(CheckpointError, match=r"head\.weight is missing in the recipe's model"):
         load_weights(tmp_path / "weights", model)
 
 

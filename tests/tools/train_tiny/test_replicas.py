@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.model import Phase
@@ -50,7 +50,7 @@ def test_two_replicas_train_the_model_that_one_would_on_all_rows(tmp_path: Path)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    multiprocessing.spawn(work, (port, tmp_path), nprocs=2)
+    spawn(work, (port, tmp_path), nprocs=2)
     alone = train(Replicas(), some_batches(), passes=2).state_dict()["masters"]
     for rank in (0, 1):
         masters = torch.load(tmp_path / f"{rank}.pt")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class Run:
     """A stage over the stand-in, on a clock that every pass of the model moves on."""
 
     def __init__(self, file: Path, stage: Stage, *, pass_seconds: float = 1.0) -> None:
-        self.time, self.saved = 0.0, []
+        self.time = 0.0
+        self.saved: list[int] = []
         self.model = StandIn()
 
         def moves_on(*_: Any) -> None:
@@ -74,7 +75,7 @@ def test_evaluations_and_checkpoints_come_at_their_interval(tmp_path: Path) -> N
     run.loop.run(batches())
     seconds = [entry["seconds"] for entry in run.entries("validation")]
     assert len(seconds) == len(run.saved) == 5
-    assert all(20 <= after - before <= 24 for before, after in zip(seconds, seconds[1:-1]))
+    assert all(20 <= after - before <= 24 for before, after in pairwise(seconds[:-1]))
 
 
 def test_a_stage_ends_after_its_steps(tmp_path: Path) -> None:

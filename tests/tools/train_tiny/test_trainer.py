@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
@@ -15,6 +16,7 @@ from leadline.tools.train_tiny.replicas import Replicas
 from leadline.tools.train_tiny.trainer import Trainer
 from tests.tools.train_tiny.standin import EXPERTS, LENGTH, ROWS, SPECS, StandIn, batches
 
+DENSE = Phase()
 RECIPE = REHEARSAL.changed(["warmup_steps=0"])
 
 
@@ -22,7 +24,7 @@ def trainer_of(model: StandIn, recipe: Recipe = RECIPE) -> Trainer:
     return Trainer(model, SPECS, recipe, replicas=Replicas())
 
 
-def take(trainer: Trainer, count: int, phase: Phase = Phase(), passes: int = 1) -> None:
+def take(trainer: Trainer, count: int, phase: Phase = DENSE, passes: int = 1) -> None:
     stream = batches()
     for _ in range(count):
         trainer.step(stream, phase, passes=passes, lr_factor=1.0)
@@ -71,8 +73,8 @@ def test_passes_add_up_to_one_step_on_their_mean() -> None:
         *(torch.cat([getattr(b, f) for b in two]) for f in ("ids", "first", "weights"))
     )
     trainer, other = trainer_of(model), trainer_of(same)
-    trainer.step(iter(two), Phase(), passes=2, lr_factor=1.0)
-    other.step(iter([whole]), Phase(), passes=1, lr_factor=1.0)
+    trainer.step(iter(two), DENSE, passes=2, lr_factor=1.0)
+    other.step(iter([whole]), DENSE, passes=1, lr_factor=1.0)
     assert trainer.tokens == other.tokens == 2 * ROWS * LENGTH
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, same.get_parameter(name), atol=1e-4, rtol=1e-3)
@@ -82,7 +84,7 @@ def test_a_batch_with_a_loss_that_is_no_number_leaves_the_weights_alone() -> Non
     model = StandIn()
     trainer = trainer_of(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer.step(batches(poison=True), Phase(), passes=1, lr_factor=1.0)
+    trainer.step(batches(poison=True), DENSE, passes=1, lr_factor=1.0)
     figures = trainer.read_figures()
     assert figures["skipped"] == 1
     for name, parameter in model.named_parameters():
@@ -94,7 +96,7 @@ def test_training_goes_on_after_a_bad_batch() -> None:
     trainer = trainer_of(StandIn())
     stream = chain(islice(batches(), 20), islice(batches(poison=True), 2), batches())
     for _ in range(60):
-        trainer.step(stream, Phase(), passes=1, lr_factor=1.0)
+        trainer.step(stream, DENSE, passes=1, lr_factor=1.0)
     figures = trainer.read_figures()
     assert figures["skipped"] == 2
     take(trainer, 5)
@@ -137,7 +139,7 @@ def test_a_state_is_gone_on_from_as_if_nothing_had_happened() -> None:
         stream = iter(again)
         torch.manual_seed(1)  # of the stand-in's routing
         for _ in again:
-            one.step(stream, Phase(), passes=1, lr_factor=1.0)
+            one.step(stream, DENSE, passes=1, lr_factor=1.0)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, heir.state_dict()[name], rtol=0, atol=0)
 
@@ -160,8 +162,10 @@ def test_held_out_losses_come_by_family_and_change_nothing() -> None:
     stream = batches()
     held_out = dict(zip(("prose", "recall"), stream, strict=False))
     held_out["recall"].weights[:, 1:9] = 0.1
+    held_out["heavy"] = replace(held_out["prose"], weights=3 * held_out["prose"].weights)
     losses = trainer.evaluate(held_out, Phase())
     assert losses.keys() == held_out.keys()
     assert losses["prose"]["all"] == pytest.approx(losses["prose"]["answers"])
+    assert losses["heavy"] == pytest.approx(losses["prose"])
     assert losses["recall"]["all"] != pytest.approx(losses["recall"]["answers"])
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,46 @@
+"""Trained weights -> the folder that is served: ``python -m leadline.tools.train_tiny export``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+
+from leadline.tools.train_tiny import official
+from leadline.tools.train_tiny.whole import load_whole
+
+logger = logging.getLogger(__name__)
+
+# What requests get that say nothing: a small model wanders off at higher temperatures.
+GENERATION_CONFIG = {"temperature": 0.3}
+
+
+def export_checkpoint(weights: Path, data: Path, out: Path) -> None:
+    """Write a checkpoint in the official mixed layout, two shards, with its tokenizer.
+
+    A draft head that was not trained has random weights: drafts are then hardly ever accepted,
+    but the files are whole.
+
+    Args:
+        weights: a ``weights`` folder of a stage, or of the draft head's training.
+        data: the folder of data that it was trained on.
+        out: the folder; must not hold a checkpoint already.
+
+    Raises:
+        CheckpointError: ``weights`` holds none of a recipe's model.
+        ConfigError: ``out`` holds a checkpoint, or ``data`` has no tokenizer.
+    """
+    torch.manual_seed(0)
+    whole = load_whole(weights, data)
+    if whole.config.num_nextn_predict_layers and not whole.progress.has_draft:
+        logger.warning(
+            "%s: has no trained draft head; the checkpoint gets a random one, whose drafts are "
+            "hardly ever accepted. Train one with the command 'draft'.",
+            weights,
+        )
+    parameters = whole.module().state_dict()
+    official.export(out, whole.config, parameters, tokenizer=data / "tokenizer.json")
+    text = json.dumps(GENERATION_CONFIG, indent=2) + "\n"
+    (out / "generation_config.json").write_text(text, encoding="utf-8")
