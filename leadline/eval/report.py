@@ -76,28 +76,24 @@ class Report:
 
     def table(self) -> Table:
         """The families in the width of a terminal."""
-        reference = next(iter(self.arms))
         table = Table(
             title=f"Evaluation of {self.circumstances['model']}",
             box=SIMPLE_HEAD,
             pad_edge=False,
             collapse_padding=True,
         )
+        titles, rows = _rows(self.summary.families, next(iter(self.arms)))
+        shown = [i for i, title in enumerate(titles) if title in _NARROW]
         for title in ("family", "arm"):
             table.add_column(title, no_wrap=True)
-        for title in ("n", "right, %", "change, pp", "KL", "flips, %"):
-            table.add_column(title, justify="right", no_wrap=True)
-        for family, arms in self.summary.families.items():
-            for arm, numbers in arms.items():
-                cells = _cells(numbers, is_reference=arm == reference)
-                means = [""] * 2
-                if arm != reference:
-                    kl, flips = numbers["kl_window"].mean, numbers["flips"].mean
-                    means = [f"{kl:.4f}", f"{flips * 100:.2f}"]
-                change = cells.get("change, pp", "")
-                name = family if arm == reference else ""
-                table.add_row(name, arm, cells["n"], cells["right, %"], change, *means)
-            table.add_section()
+        for i in shown:
+            table.add_column(titles[i], justify="right", no_wrap=True)
+        last = ""
+        for family, arm, cells in rows:
+            if family != last:
+                table.add_section()
+            table.add_row("" if family == last else family, arm, *(cells[i] for i in shown))
+            last = family
         return table
 
 
@@ -149,6 +145,10 @@ _TITLES = (
     "KL, answer",
     "flips, %",
 )
+
+
+# What a terminal has room for.
+_NARROW = ("n", "right, %", "change, pp", "KL, first window")
 
 
 def _rows(
