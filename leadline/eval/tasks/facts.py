@@ -91,10 +91,12 @@ def draw_notes(rng: random.Random, size: int) -> list[Fact]:
 def draw_stranger(rng: random.Random, facts: list[Fact]) -> Fact:
     """A fact that a note could hold but does not."""
     keys = {fact.key for fact in facts}
+    kind: Kind | None = rng.choice(facts).kind
     while True:
-        fact = draw_fact(rng, rng.choice(facts).kind)
+        fact = draw_fact(rng, kind)
         if fact.key not in keys:
             return fact
+        kind = None  # a long note may hold every key of a kind
 
 
 def _near(rng: random.Random, key: str) -> str:

@@ -18,10 +18,11 @@ from leadline.tools.train_tiny.mixture import Stream, draw_documents, packed_bat
 from leadline.tools.train_tiny.packing import PackedRows, pack
 
 _PREFETCHED = 4  # batches ready beside the one that each worker holds
+_PATIENCE = 60.0  # seconds for a batch that takes one
 
 
 class WorkerError(RuntimeError):
-    """A worker failed; the message is its traceback."""
+    """A worker failed or hangs; the message is its traceback where it has one."""
 
 
 class BatchLoader(Iterator[Batch]):
@@ -34,7 +35,7 @@ class BatchLoader(Iterator[Batch]):
         processes: the workers.
 
     Raises:
-        WorkerError: from ``next``: a worker failed or was killed.
+        WorkerError: from ``next``: a worker failed, hangs or was killed.
     """
 
     def __init__(self, stream: Stream, *, workers: int, pin_memory: bool = False) -> None:
@@ -47,7 +48,12 @@ class BatchLoader(Iterator[Batch]):
         self._thread.start()
 
     def __next__(self) -> Batch:
-        batch = self._ready.get()
+        try:
+            batch = self._ready.get(timeout=_PATIENCE)
+        except queue.Empty:
+            raise WorkerError(
+                f"no batch came for {_PATIENCE:.0f} seconds; a generator of exercises hangs"
+            ) from None
         if isinstance(batch, Exception):
             self._ready.put(batch)  # a failure is for good
             raise batch

@@ -48,8 +48,9 @@ class Compiler:
     def __init__(self, fused: bool) -> None:
         self.fused = fused
         self._compiled: dict[Any, Any] = {}
-        if fused:  # a form for each shape, phase and kind of layer
-            torch._dynamo.config.recompile_limit = 64
+        if fused:
+            torch._dynamo.config.recompile_limit = 64  # by shape, phase and kind of layer
+            torch.set_float32_matmul_precision("high")  # wide products on tensor cores
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if not self.fused:
