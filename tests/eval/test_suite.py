@@ -41,8 +41,8 @@ def test_families_are_chosen_by_name_in_the_suites_order() -> None:
     chosen = choose_parts("multi_turn, recall")
     assert [part.family for part in chosen] == ["recall", "multi_turn"]
     assert choose_parts(None) == list(PARTS)
-    with pytest.raises(ConfigError, match="families has 'recal'; did you mean recall"):
-        choose_parts("recal")
+    with pytest.raises(ConfigError, match="families has 'recallx'; did you mean recall"):
+        choose_parts("recallx")
 
 
 def test_passages_are_all_different_and_of_about_one_length(tmp_path: Path) -> None:
