@@ -30,22 +30,24 @@ from leadline.kernels.reference import (
 )
 from leadline.kernels.reference import linear as linear_
 from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.registry import op
 
 # These make no non-finite value of their own, so nothing watches them; contracts are at home.
-pack_rows = kv_store.pack_rows
-unpack_rows = kv_store.unpack_rows
-store_rows = kv_store.store_rows
-load_rows = kv_store.load_rows
-rope_angles = rope.rope_angles
-engram_hash = engram.engram_hash
+pack_rows = op(kv_store.pack_rows)
+unpack_rows = op(kv_store.unpack_rows)
+store_rows = op(kv_store.store_rows)
+load_rows = op(kv_store.load_rows)
+rope_angles = op(rope.rope_angles)
+engram_hash = op(engram.engram_hash)
 # Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
-apply_penalties = sampling.apply_penalties
+apply_penalties = op(sampling.apply_penalties)
 counter_uniform = sampling.counter_uniform
-greedy = sampling.greedy
-sample = sampling.sample
+greedy = op(sampling.greedy)
+sample = op(sampling.sample)
 
 
 @watched
+@op
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """Root-mean-square norm with the weight multiplied before the one rounding (2.2).
 
@@ -61,6 +63,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 @watched
+@op
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the last r channels, adjacent pairs being complex numbers (3.2).
 
@@ -76,6 +79,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @watched
+@op
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     """``x W^T``; the input is quantised to MXFP8 (1 x 32) first where W was packed (7.3).
 
@@ -90,6 +94,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
 
 
 @watched
+@op
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     """One matrix per output group; the input is never quantised (3.8).
 
@@ -104,6 +109,7 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @watched
+@op
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """A wide product of wide operands: the head and the gated compressors (2.1, 3.3).
 
@@ -118,6 +124,7 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @watched
+@op
 def mhc_coefficients(
     streams: Tensor,
     fn: Tensor,
@@ -148,6 +155,7 @@ def mhc_coefficients(
 
 
 @watched
+@op
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """One row from S streams: ``sum_s mix[s] X[s]`` (2.3).
 
@@ -162,6 +170,7 @@ def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
 
 
 @watched
+@op
 def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """New streams: ``X[o] <- post[o] y + sum_i comb[i, o] X[i]``, one rounding (2.3).
 
@@ -178,6 +187,7 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 
 @watched
+@op
 def compress(values: Tensor, gates: Tensor) -> Tensor:
     """Pool the rows of closed groups, channel by channel (3.3).
 
@@ -192,12 +202,14 @@ def compress(values: Tensor, gates: Tensor) -> Tensor:
 
 
 @watched
+@op
 def quantize_index_query(q: Tensor) -> Tensor:
     """Index queries rounded to the MXFP4 grid of the keys (3.5, 4.3): ``[m, Hi, di]``."""
     return round_trip_fp4_32(q)
 
 
 @watched
+@op
 def index_logits(
     q: Tensor,
     weights: Tensor,
@@ -223,6 +235,7 @@ def index_logits(
     return indexer.index_logits(q, weights, keys, page_table, q_off, visible)
 
 
+@op
 def select_top_k(scores: Tensor, k: int) -> Tensor:
     """The k best entries of each row, ascending (3.5, kernels.md 7).
 
@@ -239,6 +252,7 @@ def select_top_k(scores: Tensor, k: int) -> Tensor:
     return indexer.select_top_k(scores, k)
 
 
+@op
 def select_candidates(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
@@ -259,6 +273,7 @@ def select_candidates(
 
 
 @watched
+@op
 def sparse_attention(
     q: Tensor,
     cos: Tensor,
@@ -313,6 +328,7 @@ def sparse_attention(
 
 
 @watched
+@op
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -332,6 +348,7 @@ def route(
 
 
 @watched
+@op
 def routed_experts(
     x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
 ) -> Tensor:
@@ -352,6 +369,7 @@ def routed_experts(
 
 
 @watched
+@op
 def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
     """The shared expert (5.3): ``[m, D]`` -> ``[m, D]`` activations.
 
@@ -365,6 +383,7 @@ def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: floa
 
 
 @watched
+@op
 def engram_inject(
     streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, live: Tensor, *, eps: float
 ) -> Tensor:

@@ -1,0 +1,101 @@
+"""Compiling kernels: types from annotations, before the first call, and kept between processes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+# Arguments of kernels; the second part is what numba calls such a type.
+F1 = Annotated[NDArray[np.float32], "float32[::1]"]
+F2 = Annotated[NDArray[np.float32], "float32[:,::1]"]
+F3 = Annotated[NDArray[np.float32], "float32[:,:,::1]"]
+I1 = Annotated[NDArray[np.int64], "int64[::1]"]
+I2 = Annotated[NDArray[np.int64], "int64[:,::1]"]
+U2 = Annotated[NDArray[np.uint8], "uint8[:,::1]"]
+Packed = Annotated[NDArray[np.uint8], "uint8[:,:,:]"]  # views of pages and slots have strides
+Flags1 = Annotated[NDArray[np.bool_], "bool_[::1]"]
+Flags2 = Annotated[NDArray[np.bool_], "bool_[:,::1]"]
+_SCALARS = {int: "int64", float: "float32", bool: "boolean"}
+
+# Sums may be taken in any order and products fused into them; NaN and infinity stay what they are.
+_SUMS = {"reassoc", "contract"}
+
+
+def inline(function: Callable[P, R]) -> Callable[P, R]:
+    """A part of kernels; every operation rounds as written."""
+    compiled: Callable[P, R] = numba.njit(nogil=True)(function)
+    return compiled
+
+
+def inline_sums(function: Callable[P, R]) -> Callable[P, R]:
+    """A part of kernels whose sums may be taken in any order."""
+    compiled: Callable[P, R] = numba.njit(nogil=True, fastmath=_SUMS)(function)
+    return compiled
+
+
+def kernel(function: Callable[P, None]) -> Callable[P, None]:
+    """Compile for exactly the annotated types; other arguments are a TypeError, never a copy.
+
+    Sums may be taken in any order; what must round as written is in functions of ``inline``.
+    """
+    hints = typing.get_type_hints(function, include_extras=True)
+    del hints["return"]
+    types = [
+        _SCALARS[hint] if hint in _SCALARS else typing.get_args(hint)[1] for hint in hints.values()
+    ]
+    numba.config.CACHE_DIR, before = str(_cache_folder()), numba.config.CACHE_DIR
+    try:
+        compiled: Callable[P, None] = numba.njit(
+            f"void({', '.join(types)})", nogil=True, fastmath=_SUMS, cache=True
+        )(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return compiled
+
+
+@functools.cache
+def _cache_folder() -> Path:
+    """Of these very sources: numba itself compares a kernel's file only, not what it inlines."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "leadline" / f"numba-{digest.hexdigest()[:16]}"
+
+
+def array(x: Tensor) -> NDArray[Any]:
+    """What a kernel takes for a tensor: its own memory, or a copy without gaps."""
+    return x.contiguous().numpy()
+
+
+def float32(reference: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run an op by its reference where its first argument, a tensor, is not float32."""
+
+    def decorate(fast: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(fast)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            first = args[0]
+            assert isinstance(first, Tensor)
+            run = fast if first.dtype is torch.float32 else reference
+            return run(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -1,0 +1,81 @@
+"""Cache rows: packing them into records and unpacking them again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.kernels.cpu.formats import CODE_OF, decode_row, encode_row
+from leadline.kernels.cpu.jit import F2, I1, U2, Packed, array, float32, kernel
+from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
+from leadline.kernels.reference import kv_store
+
+
+@float32(kv_store.pack_rows)
+def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
+    """One pass; plain records take the reference, which is a cast."""
+    if record not in CODE_OF:
+        return kv_store.pack_rows(x, record)
+    width = x.shape[-1]
+    values = torch.empty(*x.shape[:-1], record.value_bytes(width), dtype=torch.uint8)
+    scales = torch.empty(*x.shape[:-1], record.scale_bytes(width), dtype=torch.uint8)
+    _pack(
+        array(x).reshape(-1, width),
+        CODE_OF[record],
+        values.numpy().reshape(-1, values.shape[-1]),
+        scales.numpy().reshape(-1, scales.shape[-1]),
+    )
+    return values, scales
+
+
+@kernel
+def _pack(x: F2, record: int, values: U2, scales: U2) -> None:
+    for r in range(x.shape[0]):
+        encode_row(x[r], values[r], scales[r], record)
+
+
+def unpack_rows(
+    values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype
+) -> Tensor:
+    """One pass over packed rows in float32."""
+    if record not in CODE_OF or scales is None or dtype != torch.float32:
+        return kv_store.unpack_rows(values, scales, record, dtype)
+    num_channels = scales.shape[-1] * (16 if record is Record.FP4_16 else 32)
+    out = torch.empty(*values.shape[:-1], num_channels)
+    _unpack(
+        array(values).reshape(-1, values.shape[-1]),
+        array(scales).reshape(-1, scales.shape[-1]),
+        CODE_OF[record],
+        out.numpy().reshape(-1, num_channels),
+    )
+    return out
+
+
+@kernel
+def _unpack(values: U2, scales: U2, record: int, out: F2) -> None:
+    for r in range(out.shape[0]):
+        decode_row(values[r], scales[r], record, out[r])
+
+
+def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gathers and unpacks in one pass, in float32."""
+    if field.scales is None or dtype != torch.float32 or outer.dim() != 1:
+        return kv_store.load_rows(field, outer, inner, dtype)
+    per_scale = 16 if field.record is Record.FP4_16 else 32
+    out = torch.empty(len(outer), field.scales.shape[-1] * per_scale)
+    _load(
+        field.values.numpy(),
+        field.scales.numpy(),
+        CODE_OF[field.record],
+        array(outer),
+        array(inner),
+        out.numpy(),
+    )
+    return out
+
+
+@kernel
+def _load(values: Packed, scales: Packed, record: int, outer: I1, inner: I1, out: F2) -> None:
+    for r in range(out.shape[0]):
+        decode_row(values[outer[r], inner[r]], scales[outer[r], inner[r]], record, out[r])
