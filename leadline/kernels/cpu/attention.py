@@ -93,7 +93,8 @@ def _attend_head(
         weights[j] = dot
         top = max(top, dot)
     total = math.exp(sink - top)
-    out[:] = 0
+    for i in range(width):
+        out[i] = 0
     for j in range(count):
         weight = math.exp(weights[j] - top)
         total += weight
@@ -129,7 +130,8 @@ def _attend(
         count = 0
         for j in range(window_index.shape[1]):
             if window_index[r, j] >= 0:
-                keys[count] = window[window_index[r, j]]
+                for i in range(width):
+                    keys[count, i] = window[window_index[r, j], i]
                 count += 1
         for j in range(selected.shape[1]):
             entry = selected[r, j]

@@ -106,17 +106,19 @@ def _routed_experts(
     num_rows, per_row = ids.shape
     num_experts, twice, width = w13.shape
     inputs, gate_up = np.empty((_BLOCK, width), np.float32), np.empty((_BLOCK, twice), np.float32)
-    hidden, outputs = np.empty((_BLOCK, twice // 2), np.float32), np.empty_like(inputs)
+    hidden = np.empty((_BLOCK, twice // 2), np.float32)
+    outputs = np.empty((_BLOCK, width), np.float32)
     row_of, weight_of = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.float32)
-    pairs = num_rows * per_row
-    by_expert, first = np.empty(pairs, np.int64), np.zeros(num_experts + 1, np.int64)
+    # Pairs by expert: counted, summed up, and put in their places.
+    by_expert = np.empty(num_rows * per_row, np.int64)
+    first, place = np.zeros(num_experts + 1, np.int64), np.zeros(num_experts, np.int64)
     for r in range(num_rows):
         for j in range(per_row):
             first[ids[r, j] + 1] += 1
     for e in range(num_experts):
+        place[e] = first[e]
         first[e + 1] += first[e]
-    place = first.copy()
-    for pair in range(pairs):
+    for pair in range(num_rows * per_row):
         e = ids[pair // per_row, pair % per_row]
         by_expert[place[e]] = pair
         place[e] += 1
@@ -127,7 +129,8 @@ def _routed_experts(
                 pair = by_expert[start + b]
                 row_of[b] = pair // per_row
                 weight_of[b] = weights[row_of[b], pair % per_row]
-                inputs[b] = x[row_of[b]]
+                for i in range(width):
+                    inputs[b, i] = x[row_of[b], i]
             _product(inputs[:count], w13[e], gate_up)
             for b in range(count):
                 # The weight counts before the rounding (v41-model 5.3).

@@ -12,8 +12,7 @@ from leadline.kernels.cpu.jit import F2, F3, I1, I2, Flags2, Packed, array, floa
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import indexer
 
-# Ordered integers of -inf and of what never wins.
-_LOWEST = -0x7F800001
+_LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
 
 
 @float32(indexer.index_logits)
@@ -140,7 +139,8 @@ def _select_top_k(scores: F2, k: int, selected: I2) -> None:
             if chosen[j]:
                 selected[r, place] = j
                 place += 1
-        selected[r, place:] = -1
+        for j in range(place, selected.shape[1]):
+            selected[r, j] = -1
 
 
 @float32(indexer.select_candidates)
@@ -161,7 +161,8 @@ def _select_candidates(
     num_blocks = -(-entries // block_size)
     best, chosen = np.empty(num_blocks, np.int32), np.empty(num_blocks, np.bool_)
     for r in range(rows):
-        best[:] = _LOWEST
+        for b in range(num_blocks):
+            best[b] = _LOWEST
         for j in range(entries):
             best[j // block_size] = max(best[j // block_size], _ordered(scores[r, j]))
         if visible[r] > 0:

@@ -9,7 +9,7 @@ from leadline.kernels.cpu.formats import CODE_OF, decode_row, encode_row
 from leadline.kernels.cpu.jit import F2, I1, U2, Packed, array, float32, kernel
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
-from leadline.kernels.reference import kv_store
+from leadline.kernels.reference import kv_store, quant
 
 
 @float32(kv_store.pack_rows)
@@ -56,6 +56,12 @@ def unpack_rows(
 def _unpack(values: U2, scales: U2, record: int, out: F2) -> None:
     for r in range(out.shape[0]):
         decode_row(values[r], scales[r], record, out[r])
+
+
+@float32(quant.round_trip_fp4_32)
+def quantize_index_query(q: Tensor) -> Tensor:
+    """Packed as the keys are, and unpacked again."""
+    return unpack_rows(*pack_rows(q, Record.FP4_32), Record.FP4_32, q.dtype)
 
 
 def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,9 @@ from leadline.kernels.reference import mhc
 @inline_sums
 def _softmax(x: NDArray[np.float32], eps: np.float32) -> None:
     """In place, with ``eps`` added to every entry."""
-    top, total = x.max(), np.float32(0)
+    top, total = x[0], np.float32(0)
+    for i in range(1, x.shape[0]):
+        top = max(top, x[i])
     for i in range(x.shape[0]):
         x[i] = math.exp(x[i] - top)
         total += x[i]
