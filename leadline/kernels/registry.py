@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from leadline.core.errors import ConfigError
+from leadline.kernels import debug
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,17 +29,28 @@ _references: dict[str, Callable[..., Any]] = {}
 _active: Mapping[str, Callable[..., Any]] = {}
 
 
-def op(reference: Callable[P, R]) -> Callable[P, R]:
-    """An operation of this name, which runs by reference unless active kernels have it."""
-    name = reference.__name__
-    _references[name] = reference
+def op(*, watched: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make an operation of its reference, which runs unless the active kernels have another.
 
-    @functools.wraps(reference)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        run: Callable[..., R] = _active.get(name, reference)
-        return run(*args, **kwargs)
+    Args:
+        watched: ``--debug-nonfinite`` looks at its results.
+    """
 
-    return call
+    def decorate(reference: Callable[P, R]) -> Callable[P, R]:
+        name = reference.__name__
+        _references[name] = reference
+
+        @functools.wraps(reference)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            run: Callable[..., R] = _active.get(name, reference)
+            result = run(*args, **kwargs)
+            if watched and debug.switch.enabled:
+                debug.check(name, result)
+            return result
+
+        return call
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from leadline.core.errors import ConfigError
 from leadline.kernels import ops, registry
+from leadline.kernels.reference import norm
 from leadline.kernels.registry import Backend, Kernels, choose
 
 CPU, F32 = torch.device("cpu"), torch.float32
 
 
-class Double:
-    """A module with a backend's table: the norm is twice what it should be."""
-
-    IMPLEMENTATIONS = {
-        "rms_norm": lambda x, weight, *, eps: 2 * registry._references["rms_norm"](x, weight, eps=eps)
-    }
+def doubled_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return 2 * norm.rms_norm(x, weight, eps=eps)
 
 
 @pytest.fixture(autouse=True)
-def backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two backends: one that is there, one whose package is not."""
+def backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that doubles the norm, one whose package is not there, one of another device."""
     found = {
         "double": Backend("cpu", frozenset({F32}), "double", package="math", extra="x"),
         "absent": Backend("cpu", frozenset({F32}), "absent", package="no_such", extra="fast"),
         "device": Backend("cuda", frozenset({F32}), "device", package="math", extra="x"),
     }
+    module = SimpleNamespace(IMPLEMENTATIONS={"rms_norm": doubled_norm})
     monkeypatch.setattr(registry, "BACKENDS", found)
-    monkeypatch.setattr(registry.importlib, "import_module", lambda name: Double)
-    yield
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
 
 
 def norm_of_ones() -> float:
@@ -97,7 +96,9 @@ def test_what_cannot_run_is_refused(wanted: tuple[str, ...], message: str) -> No
 
 
 def test_a_backend_of_another_dtype_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"computes in torch\.float32, and this is torch\.float64"):
+    with pytest.raises(
+        ConfigError, match=r"computes in torch\.float32, and this is torch\.float64"
+    ):
         choose(("double",), CPU, torch.float64)
 
 

@@ -6,16 +6,15 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import CODE_OF, decode_row
-from leadline.kernels.cpu.jit import F1, F2, F3, I1, I2, Packed, array, float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, I1, I2, Packed, Real, float32, inline_sums, kernel
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import attention
 
-_NO_PAGES = np.empty((0, 1, 0), np.uint8)
+_NO_PAGES = torch.empty((0, 1, 0), dtype=torch.uint8)
 
 
 @float32(attention.sparse_attention)
@@ -52,36 +51,35 @@ def sparse_attention(
                 sink,
                 exact_rounding=exact_rounding,
             )
-        values, scales = kv.values.numpy(), kv.scales.numpy()
-        record = CODE_OF[kv.record]
+        values, scales, record = kv.values, kv.scales, CODE_OF[kv.record]
     else:
         selected = window_index[:, :0]
-    out = torch.empty(q.shape)
+    out = np.empty(q.shape, np.float32)
     _attend(
-        array(q),
-        array(cos),
-        array(sin),
-        array(window),
-        array(window_index),
+        q,
+        cos,
+        sin,
+        window,
+        window_index,
         values,
         scales,
         record,
-        array(page_table),
-        array(req_of_row),
-        array(selected),
-        array(sink),
-        out.numpy(),
+        page_table,
+        req_of_row,
+        selected,
+        sink,
+        out,
     )
-    return out
+    return torch.from_numpy(out)
 
 
 @inline_sums
 def _attend_head(
-    q: NDArray[np.float32],
-    keys: NDArray[np.float32],
-    sink: np.float32,
-    weights: NDArray[np.float32],
-    out: NDArray[np.float32],
+    q: F1,
+    keys: F2,
+    sink: Real,
+    weights: F1,
+    out: F1,
 ) -> None:
     """Softmax of one scaled query over ``keys [n, d]``, which are the values too."""
     count, width = keys.shape

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F2, F3, Flags1, array, float32, kernel
+from leadline.kernels.cpu.jit import F2, F3, Flags1, float32, kernel
 from leadline.kernels.reference import engram
 
 
@@ -17,16 +17,9 @@ def engram_inject(
     streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, live: Tensor, *, eps: float
 ) -> Tensor:
     """One pass for the three sums of a stream, one for what is added."""
-    out = torch.empty(streams.shape)
-    _inject(
-        array(streams),
-        array(kv),
-        array(q_weight * k_weight),
-        array(live),
-        eps,
-        out.numpy(),
-    )
-    return out
+    out = np.empty(streams.shape, np.float32)
+    _inject(streams, kv, q_weight * k_weight, live, eps, out)
+    return torch.from_numpy(out)
 
 
 @kernel

@@ -7,11 +7,10 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import clamp, round_trip_fp8_row
-from leadline.kernels.cpu.jit import F2, F3, I2, array, float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
 from leadline.kernels.cpu.quant import round_trip_fp8_32
 from leadline.kernels.packed import LinearWeight
@@ -20,11 +19,11 @@ from leadline.kernels.reference import experts
 
 @inline_sums
 def _swiglu_row(
-    gate_up: NDArray[np.float32],
-    weight: np.float32,
-    limit: np.float32,
+    gate_up: F1,
+    weight: Real,
+    limit: Real,
     quantizes: bool,
-    out: NDArray[np.float32],
+    out: F1,
 ) -> None:
     """Clamped SwiGLU times ``weight``, then rounded to MXFP8 if asked for."""
     width, one = out.shape[0], np.float32(1)
@@ -41,9 +40,7 @@ _BLOCK = 4
 
 
 @inline_sums
-def _product(
-    x: NDArray[np.float32], weight: NDArray[np.float32], out: NDArray[np.float32]
-) -> None:
+def _product(x: F2, weight: F2, out: F2) -> None:
     """``x W^T`` of at most ``_BLOCK`` rows."""
     rows, width = x.shape
     for o in range(weight.shape[0]):
@@ -67,9 +64,9 @@ def _product(
 def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
     """Products by torch, SwiGLU and the rounding behind it in one pass."""
     gate_up = linear(x, w13)
-    hidden = torch.empty(x.shape[0], gate_up.shape[1] // 2)
-    _swiglu(gate_up.numpy(), limit, w2.quantizes_input, hidden.numpy())
-    return F.linear(hidden, w2.dense)
+    hidden = np.empty((x.shape[0], gate_up.shape[1] // 2), np.float32)
+    _swiglu(gate_up, limit, w2.quantizes_input, hidden)
+    return F.linear(torch.from_numpy(hidden), w2.dense)
 
 
 @kernel
@@ -85,18 +82,9 @@ def routed_experts(
     """Expert by expert, so that one expert's weights are read once for all of its rows."""
     if w13.quantizes_input:
         x = round_trip_fp8_32(x)
-    out = torch.zeros(x.shape)
-    _routed_experts(
-        array(x),
-        array(ids),
-        array(weights),
-        w13.dense.numpy(),
-        w2.dense.numpy(),
-        limit,
-        w2.quantizes_input,
-        out.numpy(),
-    )
-    return out
+    out = np.zeros(x.shape, np.float32)
+    _routed_experts(x, ids, weights, w13.dense, w2.dense, limit, w2.quantizes_input, out)
+    return torch.from_numpy(out)
 
 
 @kernel

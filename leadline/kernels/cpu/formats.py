@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from leadline.kernels.cpu.jit import inline
+from leadline.kernels.cpu.jit import F1, U1, Real, Whole, inline
 from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
 
@@ -30,19 +29,19 @@ _FP4_16_FLOOR = np.float32(6.0 * 2.0**-9)
 
 
 @inline
-def bits_of(x: np.float32) -> int:
+def bits_of(x: Real) -> Whole:
     """A float32 as an integer."""
     return np.float32(x).view(np.int32)
 
 
 @inline
-def from_bits(bits: int) -> np.float32:
+def from_bits(bits: Whole) -> Real:
     """The inverse of ``bits_of``."""
     return np.int32(bits).view(np.float32)
 
 
 @inline
-def largest(x: NDArray[np.float32], start: int, end: int) -> np.float32:
+def largest(x: F1, start: Whole, end: Whole) -> Real:
     """The largest magnitude; NaN counts as larger than anything."""
     top = np.int32(0)
     for i in range(start, end):
@@ -51,9 +50,7 @@ def largest(x: NDArray[np.float32], start: int, end: int) -> np.float32:
 
 
 @inline
-def power_of_two_scale(
-    amax: np.float32, floor: np.float32, by_largest: np.float32
-) -> np.float32:
+def power_of_two_scale(amax: Real, floor: Real, by_largest: Real) -> Real:
     """The scale of a block: a power of two at or above ``amax`` over the format's maximum."""
     amax = floor if amax < floor else amax
     bits = min(bits_of(amax * by_largest), _INFINITY) + 0x7FFFFF
@@ -61,14 +58,14 @@ def power_of_two_scale(
 
 
 @inline
-def clamp(x: np.float32, limit: np.float32) -> np.float32:
+def clamp(x: Real, limit: Real) -> Real:
     """Within +-limit; NaN stays."""
     x = limit if x > limit else x
     return -limit if x < -limit else x
 
 
 @inline
-def round_e4m3(x: np.float32) -> np.float32:
+def round_e4m3(x: Real) -> Real:
     """The nearest E4M3 value of ``x`` within +-448, ties to even; NaN stays.
 
     Normal numbers keep three bits of the mantissa. Below 2^-6 the grid is 2^-9 wide, which is that
@@ -82,7 +79,7 @@ def round_e4m3(x: np.float32) -> np.float32:
 
 
 @inline
-def encode_e4m3(x: np.float32) -> int:
+def encode_e4m3(x: Real) -> Whole:
     """The code of the nearest E4M3 value of ``x`` within +-448; 127 for NaN."""
     sign = (bits_of(x) >> 24) & 0x80
     magnitude = round_e4m3(abs(x))
@@ -94,7 +91,7 @@ def encode_e4m3(x: np.float32) -> int:
 
 
 @inline
-def encode_e2m1(x: np.float32) -> int:
+def encode_e2m1(x: Real) -> Whole:
     """The code of the nearest E2M1 value of ``x`` within +-6, ties to even."""
     sign = (bits_of(x) >> 28) & 8
     magnitude = abs(x)
@@ -106,7 +103,7 @@ def encode_e2m1(x: np.float32) -> int:
 
 
 @inline
-def round_trip_fp8_row(x: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+def round_trip_fp8_row(x: F1, out: F1) -> None:
     """Quantise a row to MXFP8 and back."""
     for start in range(0, x.shape[0], 32):
         scale = power_of_two_scale(largest(x, start, start + 32), _E4M3_FLOOR, _BY_E4M3_MAX)
@@ -115,9 +112,7 @@ def round_trip_fp8_row(x: NDArray[np.float32], out: NDArray[np.float32]) -> None
 
 
 @inline
-def encode_row(
-    x: NDArray[np.float32], values: NDArray[np.uint8], scales: NDArray[np.uint8], record: int
-) -> None:
+def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
     """Quantise a row as a record stores it."""
     block = 16 if record == FP4_16 else 32
     for b in range(x.shape[0] // block):
@@ -144,9 +139,7 @@ def encode_row(
 
 
 @inline
-def decode_row(
-    values: NDArray[np.uint8], scales: NDArray[np.uint8], record: int, out: NDArray[np.float32]
-) -> None:
+def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
     """The inverse of ``encode_row``."""
     block = 16 if record == FP4_16 else 32
     for b in range(out.shape[0] // block):

@@ -8,7 +8,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import CODE_OF, bits_of, decode_row
-from leadline.kernels.cpu.jit import F2, F3, I1, I2, Flags2, Packed, array, float32, inline, kernel
+from leadline.kernels.cpu.jit import (
+    F2,
+    F3,
+    I1,
+    I2,
+    Flags2,
+    Packed,
+    Real,
+    Whole,
+    float32,
+    inline,
+    kernel,
+)
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import indexer
 
@@ -27,20 +39,19 @@ def index_logits(
     """Keys of a group are unpacked once for all of its rows."""
     if keys.scales is None:
         return indexer.index_logits(q, weights, keys, page_table, q_off, visible)
-    seen = array(visible)
-    scores = torch.empty(q.shape[0], int(seen.max()))
+    scores = np.empty((q.shape[0], int(visible.max())), np.float32)
     _index_logits(
-        array(q),
-        array(weights),
-        keys.values.numpy(),
-        keys.scales.numpy(),
+        q,
+        weights,
+        keys.values,
+        keys.scales,
         CODE_OF[keys.record],
-        array(page_table),
-        array(q_off),
-        seen,
-        scores.numpy(),
+        page_table,
+        q_off,
+        visible,
+        scores,
     )
-    return scores
+    return torch.from_numpy(scores)
 
 
 @kernel
@@ -80,7 +91,7 @@ def _index_logits(
 
 
 @inline
-def _ordered(x: np.float32) -> int:
+def _ordered(x: Real) -> Whole:
     """An integer that orders as the number does; NaN as -inf."""
     bits = np.int64(bits_of(x))
     if x != x:
@@ -89,7 +100,7 @@ def _ordered(x: np.float32) -> int:
 
 
 @inline
-def _kth_largest(ordered: NDArray[np.int32], k: int) -> int:
+def _kth_largest(ordered: NDArray[np.int32], k: Whole) -> Whole:
     """The largest value that at least ``k`` entries reach, found bit by bit."""
     found = np.int64(-(2**31))
     for bit in range(31, -1, -1):
@@ -102,7 +113,7 @@ def _kth_largest(ordered: NDArray[np.int32], k: int) -> int:
 
 
 @inline
-def _mark_top_k(ordered: NDArray[np.int32], k: int, chosen: NDArray[np.bool_]) -> None:
+def _mark_top_k(ordered: NDArray[np.int32], k: Whole, chosen: NDArray[np.bool_]) -> None:
     """The k best, the larger positions among equals; the lowest value never."""
     threshold = np.int64(_LOWEST)
     spare = np.int64(0)
@@ -121,9 +132,9 @@ def _mark_top_k(ordered: NDArray[np.int32], k: int, chosen: NDArray[np.bool_]) -
 def select_top_k(scores: Tensor, k: int) -> Tensor:
     """The k-th best value first, then the positions above it."""
     width = min(k, scores.shape[1])
-    selected = torch.empty(scores.shape[0], width, dtype=torch.int64)
-    _select_top_k(array(scores), k, selected.numpy())
-    return selected
+    selected = np.empty((scores.shape[0], width), np.int64)
+    _select_top_k(scores, k, selected)
+    return torch.from_numpy(selected)
 
 
 @kernel
@@ -148,9 +159,9 @@ def select_candidates(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
     """The best score of every block, then the best blocks."""
-    kept = torch.empty(scores.shape, dtype=torch.bool)
-    _select_candidates(array(scores), array(visible), block_size, topk_blocks, kept.numpy())
-    return kept
+    kept = np.empty(scores.shape, np.bool_)
+    _select_candidates(scores, visible, block_size, topk_blocks, kept)
+    return torch.from_numpy(kept)
 
 
 @kernel

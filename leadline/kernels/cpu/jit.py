@@ -9,7 +9,7 @@ import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import numba
 import numpy as np
@@ -28,11 +28,15 @@ F2 = Annotated[NDArray[np.float32], "float32[:,::1]"]
 F3 = Annotated[NDArray[np.float32], "float32[:,:,::1]"]
 I1 = Annotated[NDArray[np.int64], "int64[::1]"]
 I2 = Annotated[NDArray[np.int64], "int64[:,::1]"]
+U1 = Annotated[NDArray[np.uint8], "uint8[::1]"]
 U2 = Annotated[NDArray[np.uint8], "uint8[:,::1]"]
 Packed = Annotated[NDArray[np.uint8], "uint8[:,:,:]"]  # views of pages and slots have strides
 Flags1 = Annotated[NDArray[np.bool_], "bool_[::1]"]
 Flags2 = Annotated[NDArray[np.bool_], "bool_[:,::1]"]
 _SCALARS = {int: "int64", float: "float32", bool: "boolean"}
+# What passes between parts of kernels: float32 and integers of the machine, as numba finds them.
+Real: TypeAlias = Any
+Whole: TypeAlias = Any
 
 # Sums may be taken in any order and products fused into them; NaN and infinity stay what they are.
 _SUMS = {"reassoc", "contract"}
@@ -50,10 +54,12 @@ def inline_sums(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
-def kernel(function: Callable[P, None]) -> Callable[P, None]:
-    """Compile for exactly the annotated types; other arguments are a TypeError, never a copy.
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile for exactly the annotated types; arguments of others are a TypeError.
 
-    Sums may be taken in any order; what must round as written is in functions of ``inline``.
+    The kernel takes tensors too: as their own memory, or as copies where they have gaps. It writes
+    into arrays that it was given. Sums may be taken in any order; what must round as written is in
+    functions of ``inline``.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     del hints["return"]
@@ -62,12 +68,17 @@ def kernel(function: Callable[P, None]) -> Callable[P, None]:
     ]
     numba.config.CACHE_DIR, before = str(_cache_folder()), numba.config.CACHE_DIR
     try:
-        compiled: Callable[P, None] = numba.njit(
-            f"void({', '.join(types)})", nogil=True, fastmath=_SUMS, cache=True
-        )(function)
+        compiled = numba.njit(f"void({', '.join(types)})", nogil=True, fastmath=_SUMS, cache=True)(
+            function
+        )
     finally:
         numba.config.CACHE_DIR = before
-    return compiled
+
+    @functools.wraps(function)
+    def call(*args: Any) -> None:
+        compiled(*[_array(arg) if isinstance(arg, Tensor) else arg for arg in args])
+
+    return call
 
 
 @functools.cache
@@ -80,12 +91,12 @@ def _cache_folder() -> Path:
     return Path(home) / "leadline" / f"numba-{digest.hexdigest()[:16]}"
 
 
-def array(x: Tensor) -> NDArray[Any]:
-    """What a kernel takes for a tensor: its own memory, or a copy without gaps."""
-    return x.contiguous().numpy()
+def _array(x: Tensor) -> NDArray[Any]:
+    # Bytes are fields of the cache, or fresh from packing: never worth a copy.
+    return x.numpy() if x.dtype is torch.uint8 else x.contiguous().numpy()
 
 
-def float32(reference: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def float32(reference: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run an op by its reference where its first argument, a tensor, is not float32."""
 
     def decorate(fast: Callable[P, R]) -> Callable[P, R]:

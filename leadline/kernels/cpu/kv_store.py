@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import CODE_OF, decode_row, encode_row
-from leadline.kernels.cpu.jit import F2, I1, U2, Packed, array, float32, kernel
+from leadline.kernels.cpu.jit import F2, I1, U2, Packed, float32, kernel
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, quant
@@ -18,15 +22,14 @@ def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
     if record not in CODE_OF:
         return kv_store.pack_rows(x, record)
     width = x.shape[-1]
-    values = torch.empty(*x.shape[:-1], record.value_bytes(width), dtype=torch.uint8)
-    scales = torch.empty(*x.shape[:-1], record.scale_bytes(width), dtype=torch.uint8)
-    _pack(
-        array(x).reshape(-1, width),
-        CODE_OF[record],
-        values.numpy().reshape(-1, values.shape[-1]),
-        scales.numpy().reshape(-1, scales.shape[-1]),
-    )
-    return values, scales
+    values = np.empty((*x.shape[:-1], record.value_bytes(width)), np.uint8)
+    scales = np.empty((*x.shape[:-1], record.scale_bytes(width)), np.uint8)
+    _pack(x.reshape(-1, width), CODE_OF[record], _rows(values), _rows(scales))
+    return torch.from_numpy(values), torch.from_numpy(scales)
+
+
+def _rows(x: NDArray[Any]) -> NDArray[Any]:
+    return x.reshape(-1, x.shape[-1])
 
 
 @kernel
@@ -42,14 +45,9 @@ def unpack_rows(
     if record not in CODE_OF or scales is None or dtype != torch.float32:
         return kv_store.unpack_rows(values, scales, record, dtype)
     num_channels = scales.shape[-1] * (16 if record is Record.FP4_16 else 32)
-    out = torch.empty(*values.shape[:-1], num_channels)
-    _unpack(
-        array(values).reshape(-1, values.shape[-1]),
-        array(scales).reshape(-1, scales.shape[-1]),
-        CODE_OF[record],
-        out.numpy().reshape(-1, num_channels),
-    )
-    return out
+    out = np.empty((*values.shape[:-1], num_channels), np.float32)
+    _unpack(values.flatten(0, -2), scales.flatten(0, -2), CODE_OF[record], _rows(out))
+    return torch.from_numpy(out)
 
 
 @kernel
@@ -69,16 +67,9 @@ def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dty
     if field.scales is None or dtype != torch.float32 or outer.dim() != 1:
         return kv_store.load_rows(field, outer, inner, dtype)
     per_scale = 16 if field.record is Record.FP4_16 else 32
-    out = torch.empty(len(outer), field.scales.shape[-1] * per_scale)
-    _load(
-        field.values.numpy(),
-        field.scales.numpy(),
-        CODE_OF[field.record],
-        array(outer),
-        array(inner),
-        out.numpy(),
-    )
-    return out
+    out = np.empty((len(outer), field.scales.shape[-1] * per_scale), np.float32)
+    _load(field.values, field.scales, CODE_OF[field.record], outer, inner, out)
+    return torch.from_numpy(out)
 
 
 @kernel

@@ -7,15 +7,14 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, F3, array, float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, Real, float32, inline_sums, kernel
 from leadline.kernels.reference import mhc
 
 
 @inline_sums
-def _softmax(x: NDArray[np.float32], eps: np.float32) -> None:
+def _softmax(x: F1, eps: Real) -> None:
     """In place, with ``eps`` added to every entry."""
     top, total = x[0], np.float32(0)
     for i in range(1, x.shape[0]):
@@ -28,7 +27,7 @@ def _softmax(x: NDArray[np.float32], eps: np.float32) -> None:
 
 
 @inline_sums
-def _sinkhorn(comb: NDArray[np.float32], rounds: int, eps: np.float32) -> None:
+def _sinkhorn(comb: F2, rounds: int, eps: Real) -> None:
     """Column steps, each but the first behind a row step: divide by the sum plus ``eps``."""
     n = comb.shape[0]
     for step in range(rounds):
@@ -61,21 +60,12 @@ def mhc_coefficients(
     """The projection is torch's, everything behind it one pass."""
     rows, num_streams, _ = streams.shape
     flat = streams.reshape(rows, -1)
-    pre, post = torch.empty(rows, num_streams), torch.empty(rows, num_streams)
-    comb = torch.empty(rows, num_streams, num_streams)
-    _coefficients(
-        array(flat),
-        F.linear(flat, fn).numpy(),
-        array(base),
-        array(scale),
-        sinkhorn_iters,
-        hc_eps,
-        eps,
-        pre.numpy(),
-        post.numpy(),
-        comb.numpy(),
-    )
-    return pre, post, comb
+    pre = np.empty((rows, num_streams), np.float32)
+    post = np.empty((rows, num_streams), np.float32)
+    comb = np.empty((rows, num_streams, num_streams), np.float32)
+    mixed = F.linear(flat, fn)
+    _coefficients(flat, mixed, base, scale, sinkhorn_iters, hc_eps, eps, pre, post, comb)
+    return torch.from_numpy(pre), torch.from_numpy(post), torch.from_numpy(comb)
 
 
 @kernel
@@ -103,9 +93,7 @@ def _coefficients(
         for s in range(n):
             pre[r, s] = one / (one + math.exp(-(gate[s] * rms * scale[0] + base[s]))) + hc_eps
             at = n + s
-            post[r, s] = np.float32(2) / (
-                one + math.exp(-(gate[at] * rms * scale[1] + base[at]))
-            )
+            post[r, s] = np.float32(2) / (one + math.exp(-(gate[at] * rms * scale[1] + base[at])))
         for i in range(n):
             for o in range(n):
                 at = 2 * n + i * n + o
@@ -117,9 +105,9 @@ def _coefficients(
 @float32(mhc.mhc_collapse)
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """A weighted sum over streams."""
-    out = torch.empty(streams.shape[0], streams.shape[2])
-    _collapse(array(streams), array(mix), out.numpy())
-    return out
+    out = np.empty((streams.shape[0], streams.shape[2]), np.float32)
+    _collapse(streams, mix, out)
+    return torch.from_numpy(out)
 
 
 @kernel
@@ -136,9 +124,9 @@ def _collapse(streams: F3, mix: F2, out: F2) -> None:
 @float32(mhc.mhc_expand)
 def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """Every new stream in one pass over the old ones."""
-    out = torch.empty(streams.shape)
-    _expand(array(y), array(streams), array(post), array(comb), out.numpy())
-    return out
+    out = np.empty(streams.shape, np.float32)
+    _expand(y, streams, post, comb, out)
+    return torch.from_numpy(out)
 
 
 @kernel

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import round_trip_fp8_row
-from leadline.kernels.cpu.jit import F2, array, float32, kernel
+from leadline.kernels.cpu.jit import F2, float32, kernel
 from leadline.kernels.reference import quant
 
 
 @float32(quant.round_trip_fp8_32)
 def round_trip_fp8_32(x: Tensor) -> Tensor:
     """To MXFP8 and back, ``[m, n]``."""
-    out = torch.empty(x.shape)
-    _round_trip_fp8(array(x), out.numpy())
-    return out
+    out = np.empty(x.shape, np.float32)
+    _round_trip_fp8(x, out)
+    return torch.from_numpy(out)
 
 
 @kernel

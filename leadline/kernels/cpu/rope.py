@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F2, F3, array, float32, inline, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, float32, inline, kernel
 from leadline.kernels.reference import rope
 
 
 @inline
 def rotate_row(
-    x: NDArray[np.float32],
-    cos: NDArray[np.float32],
-    sin: NDArray[np.float32],
-    out: NDArray[np.float32],
+    x: F1,
+    cos: F1,
+    sin: F1,
+    out: F1,
 ) -> None:
     """Adjacent channels times ``exp(i angle)``; ``out`` may be ``x``."""
     first = x.shape[0] - 2 * cos.shape[0]
@@ -31,11 +30,12 @@ def rotate_row(
 @float32(rope.rotate)
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """One pass over rows and heads."""
-    out = torch.empty(x.shape)
-    heads = x.shape[1] if x.dim() == 3 else 1
-    shape = (x.shape[0], heads, x.shape[-1])
-    _rotate(array(x).reshape(shape), array(cos), array(sin), out.numpy().reshape(shape))
-    return out
+    out = np.empty(x.shape, np.float32)
+    if x.dim() == 2:  # one head
+        _rotate(x.unsqueeze(1), cos, sin, out[:, None])
+    else:
+        _rotate(x, cos, sin, out)
+    return torch.from_numpy(out)
 
 
 @kernel

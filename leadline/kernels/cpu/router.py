@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, I2, array, float32, kernel
+from leadline.kernels.cpu.jit import F1, F2, I2, float32, kernel
 from leadline.kernels.reference import router
 
 
@@ -18,10 +18,10 @@ def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The product is torch's, everything behind it one pass."""
-    ids = torch.empty(x.shape[0], num_experts_per_tok, dtype=torch.int64)
-    weights = torch.empty(x.shape[0], num_experts_per_tok)
-    _route(F.linear(x, gate).numpy(), array(bias), scale, ids.numpy(), weights.numpy())
-    return ids, weights
+    ids = np.empty((x.shape[0], num_experts_per_tok), np.int64)
+    weights = np.empty(ids.shape, np.float32)
+    _route(F.linear(x, gate), bias, scale, ids, weights)
+    return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
 @kernel

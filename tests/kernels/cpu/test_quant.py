@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def on_borders() -> Tensor:
     return torch.cat(rows)
 
 
-INPUTS = {
+INPUTS: dict[str, Callable[[], Tensor]] = {
     "octaves": lambda: spread(33, 96),
     "borders": on_borders,
     "one row": lambda: torch.randn(1, 64),
@@ -80,7 +81,8 @@ def test_a_broken_row_stays_broken_and_alone(both: Both, record: Record, broken:
     x = torch.randn(3, 64)
     x[1, 5] = broken
     fast, wanted = (
-        ops.unpack_rows(*packed, record, torch.float32) for packed in both("pack_rows", x, record)
+        ops.unpack_rows(codes, scales, record, torch.float32)
+        for codes, scales in both("pack_rows", x, record)
     )
     torch.testing.assert_close(fast, wanted, rtol=0, atol=0, equal_nan=True)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.records import Record
 from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.kernels.records import Record
 from tests.kernels.cpu.conftest import Both
 
 ROWS = (0, 1, 3, 33)
