@@ -40,17 +40,20 @@ Whole: TypeAlias = Any
 
 # Sums may be taken in any order and products fused into them; NaN and infinity stay what they are.
 _SUMS = {"reassoc", "contract"}
+# A division by zero is infinity or NaN, as in torch, not an exception that every loop must check.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}
 
 
 def inline(function: Callable[P, R]) -> Callable[P, R]:
     """A part of kernels; every operation rounds as written."""
-    compiled: Callable[P, R] = numba.njit(nogil=True)(function)
+    compiled: Callable[P, R] = numba.njit(**_PART)(function)
     return compiled
 
 
 def inline_sums(function: Callable[P, R]) -> Callable[P, R]:
     """A part of kernels whose sums may be taken in any order."""
-    compiled: Callable[P, R] = numba.njit(nogil=True, fastmath=_SUMS)(function)
+    compiled: Callable[P, R] = numba.njit(**_PART, fastmath=_SUMS)(function)
     return compiled
 
 
@@ -66,13 +69,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     types = [
         _SCALARS[hint] if hint in _SCALARS else typing.get_args(hint)[1] for hint in hints.values()
     ]
-    numba.config.CACHE_DIR, before = str(_cache_folder()), numba.config.CACHE_DIR
-    try:
-        compiled = numba.njit(f"void({', '.join(types)})", nogil=True, fastmath=_SUMS, cache=True)(
-            function
-        )
-    finally:
-        numba.config.CACHE_DIR = before
+    compiled = _compile(function, f"void({', '.join(types)})")
 
     @functools.wraps(function)
     def call(*args: Any) -> None:
@@ -81,14 +78,35 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def _compile(function: Callable[..., None], signature: str) -> Callable[..., None]:
+    options = {**_OPTIONS, "fastmath": _SUMS}
+    before = numba.config.CACHE_DIR
+    try:
+        numba.config.CACHE_DIR = str(_cache_folder())
+        compiled: Callable[..., None] = numba.njit(signature, cache=True, **options)(function)
+    except RuntimeError as error:  # no folder can be written
+        logger.warning("%s is compiled at every start: %s", function.__name__, error)
+        compiled = numba.njit(signature, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return compiled
+
+
 @functools.cache
 def _cache_folder() -> Path:
-    """Of these very sources: numba itself compares a kernel's file only, not what it inlines."""
+    """Of these very sources: numba itself compares a kernel's file only, not what it inlines.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "leadline" / f"numba-{digest.hexdigest()[:16]}"
+    folder = Path(home) / "leadline" / f"numba-{digest.hexdigest()[:16]}"
+    if not folder.exists():
+        logger.info("compiling kernels for this machine: some ten seconds, once")
+    return folder
 
 
 def _array(x: Tensor) -> NDArray[Any]:
