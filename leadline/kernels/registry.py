@@ -10,6 +10,8 @@ import functools
 import importlib
 import importlib.util
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,6 +137,7 @@ def choose(wanted: Sequence[str], device: torch.device, dtype: torch.dtype) -> K
     Raises:
         ConfigError: something of that name does not exist, or cannot run here.
     """
+    start = time.perf_counter()
     general = [word for word in wanted if "=" not in word]
     if len(general) > 1:
         raise ConfigError(f"kernel_backend names {' and '.join(general)}; choose one for all ops")
@@ -146,9 +149,13 @@ def choose(wanted: Sequence[str], device: torch.device, dtype: torch.dtype) -> K
         if "=" in word:
             chosen |= _override(word, device, dtype)
     chosen = {op_name: backend for op_name, backend in chosen.items() if backend != "reference"}
-    kernels = Kernels(chosen)
-    logger.info("kernels: %d of %d ops by %s", len(chosen), len(_references), name)
-    return kernels
+    counts = Counter(chosen.get(op_name, "reference") for op_name in _references)
+    logger.info(
+        "kernels: %s; ready after %.1f s",
+        ", ".join(f"{count} ops by {backend}" for backend, count in counts.items()),
+        time.perf_counter() - start,
+    )
+    return Kernels(chosen)
 
 
 def _best(device: torch.device, dtype: torch.dtype) -> str:

@@ -89,7 +89,7 @@ def test_the_chosen_kernels_run_its_steps_and_nothing_else(
 
 
 def test_kernels_of_another_dtype_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'numba' cannot run: it computes in torch.float32"):
+    with pytest.raises(ConfigError, match="'numba' cannot run: it computes in"):
         build_engine(replace(TINY, kernel_backend=("numba",)))
 
 
