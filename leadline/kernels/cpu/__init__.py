@@ -31,6 +31,7 @@ IMPLEMENTATIONS = {
         mhc.mhc_expand,
         kv_store.pack_rows,
         kv_store.unpack_rows,
+        kv_store.store_rows,
         kv_store.load_rows,
         kv_store.quantize_index_query,
         indexer.index_logits,

@@ -62,6 +62,41 @@ def quantize_index_query(q: Tensor) -> Tensor:
     return unpack_rows(*pack_rows(q, Record.FP4_32), Record.FP4_32, q.dtype)
 
 
+def store_rows(
+    field: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    values: Tensor,
+    scales: Tensor | None,
+    *,
+    rows: Tensor | None = None,
+) -> None:
+    """Values and scales in one pass."""
+    if field.scales is None or scales is None:
+        kv_store.store_rows(field, outer, inner, values, scales, rows=rows)
+        return
+    if rows is None:
+        rows = torch.arange(len(outer))
+    _store(field.values, field.scales, outer, inner, values, scales, rows)
+
+
+@kernel
+def _store(
+    field_values: Packed,
+    field_scales: Packed,
+    outer: I1,
+    inner: I1,
+    values: U2,
+    scales: U2,
+    rows: I1,
+) -> None:
+    for k in range(rows.shape[0]):
+        for i in range(values.shape[1]):
+            field_values[outer[k], inner[k], i] = values[rows[k], i]
+        for i in range(scales.shape[1]):
+            field_scales[outer[k], inner[k], i] = scales[rows[k], i]
+
+
 def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
     """Gathers and unpacks in one pass, in float32."""
     if field.scales is None or dtype != torch.float32 or outer.dim() != 1:

@@ -177,13 +177,7 @@ class Attention:
         ring, plan = cache.window[self.layer], step.window
         values, scales = ops.pack_rows(ops.rotate(latent, *self._angles(step)), ring.record)
         history = ops.load_rows(ring, plan.history_slot, plan.history_row, u.dtype)
-        ops.store_rows(
-            ring,
-            plan.commit_slot,
-            plan.commit_row,
-            values[plan.commit],
-            None if scales is None else scales[plan.commit],
-        )
+        ops.store_rows(ring, plan.commit_slot, plan.commit_row, values, scales, rows=plan.commit)
         if self.compressor is not None:
             self.compressor.write(
                 u,

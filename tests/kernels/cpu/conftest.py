@@ -9,21 +9,26 @@ import pytest
 import torch
 
 from leadline.kernels import ops
-from leadline.kernels.registry import choose
+from leadline.kernels.registry import Kernels, choose
 
 Both = Callable[..., tuple[Any, Any]]
 
 
 @pytest.fixture(scope="session")
-def both() -> Both:
-    """Calls ``ops.NAME`` twice: what numba makes of the arguments, and what the reference does."""
+def numba_kernels() -> Kernels:
+    """Every op that numba has."""
     pytest.importorskip("numba", reason="the extra 'cpu' is not installed")
-    kernels = choose(("numba",), torch.device("cpu"), torch.float32)
+    return choose(("numba",), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def both(numba_kernels: Kernels) -> Both:
+    """Calls ``ops.NAME`` twice: what numba makes of the arguments, and what the reference does."""
 
     def call(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        assert kernels.backend_of[name] == "numba"
+        assert numba_kernels.backend_of[name] == "numba"
         op = getattr(ops, name)
-        with kernels.active():
+        with numba_kernels.active():
             fast = op(*args, **kwargs)
         return fast, op(*args, **kwargs)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, RecordField, WeightFormat
 from leadline.kernels.records import Record
+from leadline.kernels.registry import REFERENCE, Kernels
 from tests.kernels.cpu.conftest import Both
 
 PACKED = (Record.FP8_32, Record.FP4_16, Record.FP4_32)
@@ -109,15 +110,37 @@ def test_linear_of_a_broken_row_is_broken(both: Both, broken: float) -> None:
     assert fast[1].isnan().all()
 
 
+def empty_field(record: Record) -> RecordField:
+    """Three pages of eight rows of 64 channels; values and scales are views of the same bytes."""
+    if record in (Record.BFLOAT16, Record.FLOAT32):
+        return RecordField(record, torch.zeros(3, 8, 64, dtype=getattr(torch, record)), None)
+    stored = torch.zeros(3, 8, record.num_bytes(64), dtype=torch.uint8)
+    width = record.value_bytes(64)
+    return RecordField(record, stored[..., :width], stored[..., width:])
+
+
+@pytest.mark.parametrize("record", Record)
+@pytest.mark.parametrize("rows", [[], [4, 0, 2], None], ids=str)
+def test_storing_writes_the_chosen_rows(
+    numba_kernels: Kernels, record: Record, rows: list[int] | None
+) -> None:
+    packed = ops.pack_rows(torch.randn(5, 64), record)
+    places = torch.randperm(24)[: 5 if rows is None else len(rows)]
+    chosen = None if rows is None else torch.tensor(rows, dtype=torch.int64)
+    fields = []
+    for kernels in (numba_kernels, REFERENCE):
+        fields.append(empty_field(record))
+        with kernels.active():
+            ops.store_rows(fields[-1], places // 8, places % 8, *packed, rows=chosen)
+    fast, wanted = fields
+    assert torch.equal(fast.values, wanted.values)
+    if fast.scales is not None and wanted.scales is not None:
+        assert torch.equal(fast.scales, wanted.scales)
+
+
 @pytest.mark.parametrize("record", Record)
 def test_loading_gathers_what_was_stored(both: Both, record: Record) -> None:
-    """From pages whose values and scales are views of the same bytes."""
-    values, scales = ops.pack_rows(torch.randn(24, 64), record)
-    if scales is None:
-        field = RecordField(record, values.view(3, 8, -1), None)
-    else:
-        width = values.shape[1]
-        rows = torch.cat((values, scales), dim=1).view(3, 8, -1)
-        field = RecordField(record, rows[..., :width], rows[..., width:])
+    field, places = empty_field(record), torch.arange(24)
+    ops.store_rows(field, places // 8, places % 8, *ops.pack_rows(torch.randn(24, 64), record))
     outer, inner = torch.tensor([2, 0, 1, 1, 2]), torch.tensor([7, 0, 3, 3, 1])
     assert torch.equal(*both("load_rows", field, outer, inner, torch.float32))
