@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import CODE_OF, decode_row
-from leadline.kernels.cpu.jit import F1, F2, F3, I1, I2, Packed, Real, float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import (
+    F1,
+    F2,
+    F3,
+    I1,
+    I2,
+    Packed,
+    Real,
+    in_float32,
+    inline_sums,
+    kernel,
+)
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import attention
@@ -17,7 +28,7 @@ from leadline.kernels.reference import attention
 _NO_PAGES = torch.empty((0, 1, 0), dtype=torch.uint8)
 
 
-@float32(attention.sparse_attention)
+@in_float32(attention.sparse_attention)
 def sparse_attention(
     q: Tensor,
     cos: Tensor,

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F2, F3, Flags1, float32, kernel
+from leadline.kernels.cpu.jit import F2, F3, Flags1, in_float32, kernel
 from leadline.kernels.reference import engram
 
 
-@float32(engram.engram_inject)
+@in_float32(engram.engram_inject)
 def engram_inject(
     streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, live: Tensor, *, eps: float
 ) -> Tensor:

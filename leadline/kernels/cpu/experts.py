@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import clamp, round_trip_fp8_row
-from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
 from leadline.kernels.cpu.quant import round_trip_fp8_32
 from leadline.kernels.packed import LinearWeight
@@ -60,7 +60,7 @@ def _product(x: F2, weight: F2, out: F2) -> None:
                 out[r, o] = total
 
 
-@float32(experts.shared_expert)
+@in_float32(experts.shared_expert)
 def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
     """Products by torch, SwiGLU and the rounding behind it in one pass."""
     gate_up = linear(x, w13)
@@ -75,7 +75,7 @@ def _swiglu(gate_up: F2, limit: float, quantizes: bool, out: F2) -> None:
         _swiglu_row(gate_up[r], np.float32(1), limit, quantizes, out[r])
 
 
-@float32(experts.routed_experts)
+@in_float32(experts.routed_experts)
 def routed_experts(
     x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
 ) -> Tensor:

@@ -17,7 +17,7 @@ from leadline.kernels.cpu.jit import (
     Packed,
     Real,
     Whole,
-    float32,
+    in_float32,
     inline,
     kernel,
 )
@@ -27,7 +27,7 @@ from leadline.kernels.reference import indexer
 _LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
 
 
-@float32(indexer.index_logits)
+@in_float32(indexer.index_logits)
 def index_logits(
     q: Tensor,
     weights: Tensor,
@@ -128,7 +128,7 @@ def _mark_top_k(ordered: NDArray[np.int32], k: Whole, chosen: NDArray[np.bool_])
         chosen[j] = (ordered[j] > threshold or tie) and ordered[j] > _LOWEST
 
 
-@float32(indexer.select_top_k)
+@in_float32(indexer.select_top_k)
 def select_top_k(scores: Tensor, k: int) -> Tensor:
     """The k-th best value first, then the positions above it."""
     width = min(k, scores.shape[1])
@@ -154,7 +154,7 @@ def _select_top_k(scores: F2, k: int, selected: I2) -> None:
             selected[r, j] = -1
 
 
-@float32(indexer.select_candidates)
+@in_float32(indexer.select_candidates)
 def select_candidates(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:

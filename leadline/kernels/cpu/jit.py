@@ -58,11 +58,11 @@ def inline_sums(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile for exactly the annotated types; arguments of others are a TypeError.
+    """Compile a function for the types of its annotations, before its first call.
 
-    The kernel takes tensors too: as their own memory, or as copies where they have gaps. It writes
-    into arrays that it was given. Sums may be taken in any order; what must round as written is in
-    functions of ``inline``.
+    Where an array is expected a tensor may be given: its own memory is, or a copy where it has
+    gaps. Anything else of another type is a TypeError. Nothing checks an index. Sums may be taken
+    in any order; what must round as written is in functions of ``inline``.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     del hints["return"]
@@ -114,7 +114,7 @@ def _array(x: Tensor) -> NDArray[Any]:
     return x.numpy() if x.dtype is torch.uint8 else x.contiguous().numpy()
 
 
-def float32(reference: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def in_float32(reference: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run an op by its reference where its first argument, a tensor, is not float32."""
 
     def decorate(fast: Callable[P, R]) -> Callable[P, R]:

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import CODE_OF, decode_row, encode_row
-from leadline.kernels.cpu.jit import F2, I1, U2, Packed, float32, kernel
+from leadline.kernels.cpu.jit import F2, I1, U2, Packed, in_float32, kernel
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, quant
 
 
-@float32(kv_store.pack_rows)
+@in_float32(kv_store.pack_rows)
 def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
     """One pass; plain records take the reference, which is a cast."""
     if record not in CODE_OF:
@@ -56,7 +56,7 @@ def _unpack(values: U2, scales: U2, record: int, out: F2) -> None:
         decode_row(values[r], scales[r], record, out[r])
 
 
-@float32(quant.round_trip_fp4_32)
+@in_float32(quant.round_trip_fp4_32)
 def quantize_index_query(q: Tensor) -> Tensor:
     """Packed as the keys are, and unpacked again."""
     return unpack_rows(*pack_rows(q, Record.FP4_32), Record.FP4_32, q.dtype)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import float32
+from leadline.kernels.cpu.jit import in_float32
 from leadline.kernels.cpu.quant import round_trip_fp8_32
 from leadline.kernels.packed import LinearWeight
 from leadline.kernels.reference import linear as reference
 
 
-@float32(reference.linear)
+@in_float32(reference.linear)
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     """Rounds the input where the weight was packed."""
     if weight.quantizes_input:

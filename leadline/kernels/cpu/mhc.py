@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, F3, Real, float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, Real, in_float32, inline_sums, kernel
 from leadline.kernels.reference import mhc
 
 
@@ -46,7 +46,7 @@ def _sinkhorn(comb: F2, rounds: int, eps: Real) -> None:
                 comb[i, o] /= total
 
 
-@float32(mhc.mhc_coefficients)
+@in_float32(mhc.mhc_coefficients)
 def mhc_coefficients(
     streams: Tensor,
     fn: Tensor,
@@ -102,7 +102,7 @@ def _coefficients(
         _sinkhorn(comb[r], rounds, hc_eps)
 
 
-@float32(mhc.mhc_collapse)
+@in_float32(mhc.mhc_collapse)
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """A weighted sum over streams."""
     out = np.empty((streams.shape[0], streams.shape[2]), np.float32)
@@ -121,7 +121,7 @@ def _collapse(streams: F3, mix: F2, out: F2) -> None:
                 out[r, i] += mix[r, s] * streams[r, s, i]
 
 
-@float32(mhc.mhc_expand)
+@in_float32(mhc.mhc_expand)
 def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """Every new stream in one pass over the old ones."""
     out = np.empty(streams.shape, np.float32)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, float32, kernel
+from leadline.kernels.cpu.jit import F1, F2, in_float32, kernel
 from leadline.kernels.reference import norm
 
 
-@float32(norm.rms_norm)
+@in_float32(norm.rms_norm)
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """One pass for the statistic, one for the product."""
     out = np.empty(x.shape, np.float32)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import round_trip_fp8_row
-from leadline.kernels.cpu.jit import F2, float32, kernel
+from leadline.kernels.cpu.jit import F2, in_float32, kernel
 from leadline.kernels.reference import quant
 
 
-@float32(quant.round_trip_fp8_32)
+@in_float32(quant.round_trip_fp8_32)
 def round_trip_fp8_32(x: Tensor) -> Tensor:
     """To MXFP8 and back, ``[m, n]``."""
     out = np.empty(x.shape, np.float32)

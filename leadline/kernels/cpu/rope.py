@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, F3, float32, inline, kernel
+from leadline.kernels.cpu.jit import F1, F2, F3, in_float32, inline, kernel
 from leadline.kernels.reference import rope
 
 
@@ -27,7 +27,7 @@ def rotate_row(
         out[first + 2 * j + 1] = even * sin[j] + odd * cos[j]
 
 
-@float32(rope.rotate)
+@in_float32(rope.rotate)
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """One pass over rows and heads."""
     out = np.empty(x.shape, np.float32)

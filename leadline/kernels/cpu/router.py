@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, I2, float32, kernel
+from leadline.kernels.cpu.jit import F1, F2, I2, in_float32, kernel
 from leadline.kernels.reference import router
 
 
-@float32(router.route)
+@in_float32(router.route)
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
