@@ -25,7 +25,7 @@ from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import attention
 
-_NO_PAGES = torch.empty((0, 1, 0), dtype=torch.uint8)
+_NO_PAGES = np.empty((0, 1, 0), np.uint8)
 
 
 @in_float32(attention.sparse_attention)
@@ -62,7 +62,7 @@ def sparse_attention(
                 sink,
                 exact_rounding=exact_rounding,
             )
-        values, scales, record = kv.values, kv.scales, CODE_OF[kv.record]
+        values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
     else:
         selected = window_index[:, :0]
     out = np.empty(q.shape, np.float32)

@@ -43,8 +43,8 @@ def index_logits(
     _index_logits(
         q,
         weights,
-        keys.values,
-        keys.scales,
+        keys.values.numpy(),
+        keys.scales.numpy(),
         CODE_OF[keys.record],
         page_table,
         q_off,

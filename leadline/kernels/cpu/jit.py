@@ -30,7 +30,7 @@ I1 = Annotated[NDArray[np.int64], "int64[::1]"]
 I2 = Annotated[NDArray[np.int64], "int64[:,::1]"]
 U1 = Annotated[NDArray[np.uint8], "uint8[::1]"]
 U2 = Annotated[NDArray[np.uint8], "uint8[:,::1]"]
-Packed = Annotated[NDArray[np.uint8], "uint8[:,:,:]"]  # views of pages and slots have strides
+Packed = Annotated[NDArray[np.uint8], "uint8[:,:,:]"]  # a field of the cache, which has gaps
 Flags1 = Annotated[NDArray[np.bool_], "bool_[::1]"]
 Flags2 = Annotated[NDArray[np.bool_], "bool_[:,::1]"]
 _SCALARS = {int: "int64", float: "float32", bool: "boolean"}
@@ -73,7 +73,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def call(*args: Any) -> None:
-        compiled(*[_array(arg) if isinstance(arg, Tensor) else arg for arg in args])
+        compiled(*[a.contiguous().numpy() if isinstance(a, Tensor) else a for a in args])
 
     return call
 
@@ -109,19 +109,13 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _array(x: Tensor) -> NDArray[Any]:
-    # Bytes are fields of the cache, or fresh from packing: never worth a copy.
-    return x.numpy() if x.dtype is torch.uint8 else x.contiguous().numpy()
-
-
 def in_float32(reference: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run an op by its reference where its first argument, a tensor, is not float32."""
 
     def decorate(fast: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(fast)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            first = args[0]
-            assert isinstance(first, Tensor)
+            first: Any = args[0]
             run = fast if first.dtype is torch.float32 else reference
             return run(*args, **kwargs)
 

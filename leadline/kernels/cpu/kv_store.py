@@ -77,7 +77,7 @@ def store_rows(
         return
     if rows is None:
         rows = torch.arange(len(outer))
-    _store(field.values, field.scales, outer, inner, values, scales, rows)
+    _store(field.values.numpy(), field.scales.numpy(), outer, inner, values, scales, rows)
 
 
 @kernel
@@ -103,7 +103,7 @@ def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dty
         return kv_store.load_rows(field, outer, inner, dtype)
     per_scale = 16 if field.record is Record.FP4_16 else 32
     out = np.empty((len(outer), field.scales.shape[-1] * per_scale), np.float32)
-    _load(field.values, field.scales, CODE_OF[field.record], outer, inner, out)
+    _load(field.values.numpy(), field.scales.numpy(), CODE_OF[field.record], outer, inner, out)
     return torch.from_numpy(out)
 
 
