@@ -141,7 +141,7 @@ class Bench:
         policy = ReplayPolicy(lower=False, upper=False, length=window, window=window)
         cache, num_history = CacheManager(size), config.engram_max_ngram_size - 1
         self.plain = Plain(model, cache, BatchBuilder(num_history=num_history, device=cpu))
-        self.kernels = choose(("auto",), cpu, torch.float32)
+        self.kernels = choose("auto", cpu, torch.float32)
         self.engine, self.eager = (
             Engine(
                 model,

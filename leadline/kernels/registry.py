@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -125,12 +125,12 @@ class Kernels:
 REFERENCE = Kernels({})
 
 
-def choose(wanted: Sequence[str], device: torch.device, dtype: torch.dtype) -> Kernels:
+def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> Kernels:
     """The kernels that a setting asks for.
 
     Args:
-        wanted: ``auto``, ``reference`` or a backend for all ops that it has; then ``OP=BACKEND``
-            for single ones.
+        wanted: ``auto``, ``reference`` or a backend for all ops that it has, and ``OP=BACKEND`` for
+            single ones, separated by commas.
         device: where tensors are.
         dtype: of activations.
 
@@ -138,14 +138,15 @@ def choose(wanted: Sequence[str], device: torch.device, dtype: torch.dtype) -> K
         ConfigError: something of that name does not exist, or cannot run here.
     """
     start = time.perf_counter()
-    general = [word for word in wanted if "=" not in word]
+    words = wanted.split(",")
+    general = [word for word in words if "=" not in word]
     if len(general) > 1:
         raise ConfigError(f"kernel_backend names {' and '.join(general)}; choose one for all ops")
     (name,) = general or ("auto",)
     if name == "auto":
         name = _best(device, dtype)
     chosen = {} if name == "reference" else dict.fromkeys(_runnable(name, device, dtype), name)
-    for word in wanted:
+    for word in words:
         if "=" in word:
             chosen |= _override(word, device, dtype)
     chosen = {op_name: backend for op_name, backend in chosen.items() if backend != "reference"}

@@ -77,9 +77,9 @@ def test_the_chosen_kernels_run_its_steps_and_nothing_else(
         return fast(*args, **kwargs)
 
     monkeypatch.setitem(cpu.IMPLEMENTATIONS, "rms_norm", counted)
-    settings = replace(TINY, dtype="float32", kernel_backend=("auto", "route=reference"))
+    settings = replace(TINY, dtype="float32", kernel_backend="auto,route=reference")
     chosen = build_engine(settings)
-    reference = build_engine(replace(settings, kernel_backend=("reference",)))
+    reference = build_engine(replace(settings, kernel_backend="reference"))
     answer = generate(chosen, [[3, 4, 5]], 2)
     assert calls > 0
     before = calls
@@ -90,7 +90,7 @@ def test_the_chosen_kernels_run_its_steps_and_nothing_else(
 
 def test_kernels_of_another_dtype_are_refused() -> None:
     with pytest.raises(ConfigError, match="'numba' cannot run: it computes in"):
-        build_engine(replace(TINY, kernel_backend=("numba",)))
+        build_engine(replace(TINY, kernel_backend="numba"))
 
 
 def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.steps import make_stepper
 @pytest.fixture(autouse=True)
 def numba() -> Iterator[None]:
     pytest.importorskip("numba", reason="the extra 'cpu' is not installed")
-    with choose(("numba",), torch.device("cpu"), torch.float32).active():
+    with choose("numba", torch.device("cpu"), torch.float32).active():
         yield
 
 

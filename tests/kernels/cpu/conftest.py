@@ -18,7 +18,7 @@ Both = Callable[..., tuple[Any, Any]]
 def numba_kernels() -> Kernels:
     """Every op that numba has."""
     pytest.importorskip("numba", reason="the extra 'cpu' is not installed")
-    return choose(("numba",), torch.device("cpu"), torch.float32)
+    return choose("numba", torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="session")
