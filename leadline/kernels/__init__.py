@@ -1,1 +1,1 @@
-"""Operations of the forward: contracts in ``ops``, meanings in ``reference``, choices in ``registry``."""
+"""Operations of the forward: contracts in ``ops``, meanings in ``reference``, and kernels."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import logging
 import time
 from collections import Counter
@@ -80,8 +79,10 @@ class Backend:
         if dtype not in self.dtypes:
             names = " or ".join(sorted(map(str, self.dtypes)))
             return f"it computes in {names}, and this is {dtype}"
-        if importlib.util.find_spec(self.package) is None:
-            return f"{self.package} is not installed; pip install 'leadline[{self.extra}]'"
+        try:
+            importlib.import_module(self.package)
+        except ImportError as error:  # absent, or of a version that does not fit
+            return f"{error}; pip install 'leadline[{self.extra}]'"
         return None
 
     def implementations(self) -> dict[str, Callable[..., Any]]:
