@@ -110,6 +110,12 @@ def test_linear_of_a_broken_row_is_broken(both: Both, broken: float) -> None:
     assert fast[1].isnan().all()
 
 
+def test_rows_that_are_not_whole_blocks_are_refused(numba_kernels: Kernels) -> None:
+    weight = LinearWeight(torch.randn(24, 40), WeightFormat.FP8_BLOCK32)
+    with numba_kernels.active(), pytest.raises(AssertionError):
+        ops.linear(torch.randn(2, 40), weight)
+
+
 def empty_field(record: Record) -> RecordField:
     """Three pages of eight rows of 64 channels; values and scales are views of the same bytes."""
     if record in (Record.BFLOAT16, Record.FLOAT32):
