@@ -34,6 +34,7 @@ from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, StepPlan
 from leadline.engine.runner import Runner, StepInFlight
 from leadline.engine.scheduler import Scheduler
+from leadline.kernels.registry import REFERENCE, Kernels
 from leadline.models.batch import Model
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Engine:
         page_bytes: of the cache's layout, for who asks.
         slot_bytes: the same.
         device: where the model runs.
+        kernels: what runs the ops of the forward and of sampling.
         seed: of the seeds that requests without one get.
         grammars: compiles constraints; without it, requests that have one are refused.
         clock: seconds; orders arrivals.
@@ -94,6 +96,7 @@ class Engine:
         page_bytes: int = 0,
         slot_bytes: int = 0,
         device: torch.device | str = "cpu",
+        kernels: Kernels = REFERENCE,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
         asynchronous: bool = False,
@@ -115,7 +118,7 @@ class Engine:
             config, cache, self.metrics, policy, eos_token_id=eos_token_id, clock=clock
         )
         builder = BatchBuilder(num_history=num_history, device=torch.device(device))
-        self._runner = Runner(model, sampler, builder, self.metrics, copy_slots)
+        self._runner = Runner(model, sampler, builder, self.metrics, copy_slots, kernels)
         self._asynchronous = asynchronous
         self._checks_integrity = checks_integrity
         self._in_flight: StepInFlight | None = None

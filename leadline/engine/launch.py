@@ -24,6 +24,7 @@ from leadline.core.errors import CheckpointError, ConfigError
 from leadline.engine.engine import Engine
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
+from leadline.kernels.registry import choose
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
@@ -63,6 +64,7 @@ def build_engine(
         quantize_activations=config.quantize_activations,
     )
     switch.enabled = config.debug_nonfinite
+    kernels = choose(config.kernel_backend, device, params.dtype)
     model = DeepseekV41(
         model_config,
         params,
@@ -131,6 +133,7 @@ def build_engine(
         device=device,
         seed=config.seed,
         grammars=_grammar_compiler(weights),
+        kernels=kernels,
         asynchronous=device.type == "cuda" if asynchronous is None else asynchronous,
         checks_integrity=config.check_integrity,
     )

@@ -24,6 +24,7 @@ from leadline.engine.logprobs import token_logprobs
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
+from leadline.kernels.registry import REFERENCE, Kernels
 from leadline.models.batch import ForwardBatch, Model
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Runner:
 
     Args:
         copy_slots: copies slots of the cache, ``(from, to)`` pairs, in stream order.
+        kernels: what runs the ops.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class Runner:
         builder: BatchBuilder,
         metrics: EngineMetrics,
         copy_slots: Callable[[Sequence[tuple[int, int]]], None],
+        kernels: Kernels = REFERENCE,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._builder = builder
         self._metrics = metrics
         self._copy_slots = copy_slots
+        self._kernels = kernels
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, previous: StepInFlight | None) -> StepInFlight:
@@ -113,7 +117,7 @@ class Runner:
                 the tokens that the host does not know are taken from it.
         """
         step = StepInFlight(plan)
-        with _failing_alone(step):
+        with _failing_alone(step), self._kernels.active():
             with self._metrics.timed("build"):
                 batch = self._builder.build(plan.groups)
             with self._metrics.timed("forward"):
@@ -132,7 +136,11 @@ class Runner:
         """
         if step.is_sampled or step.hidden is None:
             return
-        with _failing_alone(step), self._metrics.timed("sample"):
+        with (
+            _failing_alone(step),
+            self._kernels.active(),
+            self._metrics.timed("sample"),
+        ):
             step.is_sampled = True
             ends = list(accumulate(group.num_sampled for group in step.plan.groups))
             drawn: list[tuple[int, Request]] = []

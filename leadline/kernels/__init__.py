@@ -1,1 +1,1 @@
-"""Every operation of the forward: one contract each in ``ops``, one meaning in ``reference``."""
+"""Operations of the forward: contracts in ``ops``, meanings in ``reference``, and kernels."""

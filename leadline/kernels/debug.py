@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from leadline.core.errors import LeadlineError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class NonFiniteError(LeadlineError):
@@ -39,20 +34,12 @@ class _Switch:
 switch = _Switch()
 
 
-def watched(function: Callable[P, R]) -> Callable[P, R]:
-    """Check every floating result of an op while the switch is on."""
+def check(name: str, result: Any) -> None:
+    """Look at every floating result of an op.
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        result = function(*args, **kwargs)
-        if switch.enabled:
-            _check(function.__name__, result)
-        return result
-
-    return call
-
-
-def _check(name: str, result: Any) -> None:
+    Raises:
+        NonFiniteError: one holds NaN or infinity.
+    """
     for tensor in result if isinstance(result, tuple) else (result,):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.numel():
             continue

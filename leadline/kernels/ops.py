@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from leadline.kernels.debug import watched
 from leadline.kernels.packed import LinearWeight, RecordField
 from leadline.kernels.reference import (
     attention,
@@ -30,22 +29,24 @@ from leadline.kernels.reference import (
 )
 from leadline.kernels.reference import linear as linear_
 from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.registry import op
 
 # These make no non-finite value of their own, so nothing watches them; contracts are at home.
-pack_rows = kv_store.pack_rows
-unpack_rows = kv_store.unpack_rows
-store_rows = kv_store.store_rows
-load_rows = kv_store.load_rows
-rope_angles = rope.rope_angles
-engram_hash = engram.engram_hash
+_unwatched = op(watched=False)
+pack_rows = _unwatched(kv_store.pack_rows)
+unpack_rows = _unwatched(kv_store.unpack_rows)
+store_rows = _unwatched(kv_store.store_rows)
+load_rows = _unwatched(kv_store.load_rows)
+rope_angles = _unwatched(rope.rope_angles)
+engram_hash = _unwatched(engram.engram_hash)
 # Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
-apply_penalties = sampling.apply_penalties
+apply_penalties = _unwatched(sampling.apply_penalties)
 counter_uniform = sampling.counter_uniform
-greedy = sampling.greedy
-sample = sampling.sample
+greedy = _unwatched(sampling.greedy)
+sample = _unwatched(sampling.sample)
 
 
-@watched
+@op()
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """Root-mean-square norm with the weight multiplied before the one rounding (2.2).
 
@@ -60,7 +61,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     return norm.rms_norm(x, weight, eps=eps)
 
 
-@watched
+@op()
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the last r channels, adjacent pairs being complex numbers (3.2).
 
@@ -75,7 +76,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rope.rotate(x, cos, sin)
 
 
-@watched
+@op()
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     """``x W^T``; the input is quantised to MXFP8 (1 x 32) first where W was packed (7.3).
 
@@ -89,7 +90,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     return linear_.linear(x, weight)
 
 
-@watched
+@op()
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     """One matrix per output group; the input is never quantised (3.8).
 
@@ -103,7 +104,7 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     return linear_.grouped_linear(x, weight)
 
 
-@watched
+@op()
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """A wide product of wide operands: the head and the gated compressors (2.1, 3.3).
 
@@ -117,7 +118,7 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     return linear_.wide_linear(x, weight)
 
 
-@watched
+@op()
 def mhc_coefficients(
     streams: Tensor,
     fn: Tensor,
@@ -147,7 +148,7 @@ def mhc_coefficients(
     )
 
 
-@watched
+@op()
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """One row from S streams: ``sum_s mix[s] X[s]`` (2.3).
 
@@ -161,7 +162,7 @@ def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     return mhc.mhc_collapse(streams, mix)
 
 
-@watched
+@op()
 def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """New streams: ``X[o] <- post[o] y + sum_i comb[i, o] X[i]``, one rounding (2.3).
 
@@ -177,7 +178,7 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
     return mhc.mhc_expand(y, streams, post, comb)
 
 
-@watched
+@op()
 def compress(values: Tensor, gates: Tensor) -> Tensor:
     """Pool the rows of closed groups, channel by channel (3.3).
 
@@ -191,13 +192,13 @@ def compress(values: Tensor, gates: Tensor) -> Tensor:
     return compressor.compress(values, gates)
 
 
-@watched
+@op()
 def quantize_index_query(q: Tensor) -> Tensor:
     """Index queries rounded to the MXFP4 grid of the keys (3.5, 4.3): ``[m, Hi, di]``."""
     return round_trip_fp4_32(q)
 
 
-@watched
+@op()
 def index_logits(
     q: Tensor,
     weights: Tensor,
@@ -223,6 +224,7 @@ def index_logits(
     return indexer.index_logits(q, weights, keys, page_table, q_off, visible)
 
 
+@_unwatched
 def select_top_k(scores: Tensor, k: int) -> Tensor:
     """The k best entries of each row, ascending (3.5, kernels.md 7).
 
@@ -239,6 +241,7 @@ def select_top_k(scores: Tensor, k: int) -> Tensor:
     return indexer.select_top_k(scores, k)
 
 
+@_unwatched
 def select_candidates(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
@@ -258,7 +261,7 @@ def select_candidates(
     )
 
 
-@watched
+@op()
 def sparse_attention(
     q: Tensor,
     cos: Tensor,
@@ -312,7 +315,7 @@ def sparse_attention(
     )
 
 
-@watched
+@op()
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -331,7 +334,7 @@ def route(
     return router.route(x, gate, bias, num_experts_per_tok=num_experts_per_tok, scale=scale)
 
 
-@watched
+@op()
 def routed_experts(
     x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
 ) -> Tensor:
@@ -351,7 +354,7 @@ def routed_experts(
     return experts.routed_experts(x, ids, weights, w13, w2, limit=limit)
 
 
-@watched
+@op()
 def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
     """The shared expert (5.3): ``[m, D]`` -> ``[m, D]`` activations.
 
@@ -364,7 +367,7 @@ def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: floa
     return experts.shared_expert(x, w13, w2, limit=limit)
 
 
-@watched
+@op()
 def engram_inject(
     streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, live: Tensor, *, eps: float
 ) -> Tensor:

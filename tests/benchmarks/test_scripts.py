@@ -60,8 +60,23 @@ def test_speed_stands_beside_the_plain_forward(results: dict[str, dict[str, Any]
             ours / plain
             for ours, plain in zip(case["ours"]["runs"], case["plain"]["runs"], strict=True)
         ]
-        for way in ("ours", "plain"):
+        for way in ("ours", "eager", "plain"):
             assert 0 < case[way]["min"] <= case[way]["median"] <= case[way]["max"]
+
+
+def test_decoding_stands_below_a_roof_that_rises_with_the_batch(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    """A second request costs less than a second step: it reads most weights along with the first.
+
+    The 22 M shape uses 6.8 M weights a token (tiny-model.md 3).
+    """
+    weights = results["cpu_speed"]["step_weights"]
+    assert weights["dense"] + weights["per_row"] * weights["experts"] == pytest.approx(
+        6.8e6, rel=0.02
+    )
+    one, two = (case["roof"] for case in results["cpu_speed"]["cases"] if "roof" in case)
+    assert 0 < one < two
 
 
 def test_both_ways_give_the_same_greedy_tokens_without_quantisers(

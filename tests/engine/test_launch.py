@@ -63,6 +63,36 @@ def test_the_real_model_answers_alike_together_and_in_one_prefill() -> None:
     assert (stats.num_free_pages, stats.num_free_slots) == (stats.num_pages, stats.num_slots)
 
 
+def test_the_chosen_kernels_run_its_steps_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba", reason="the extra 'cpu' is not installed")
+    from leadline.kernels import cpu, ops
+
+    fast, calls = cpu.IMPLEMENTATIONS["rms_norm"], 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return fast(*args, **kwargs)
+
+    monkeypatch.setitem(cpu.IMPLEMENTATIONS, "rms_norm", counted)
+    settings = replace(TINY, dtype="float32", kernel_backend="auto,route=reference")
+    chosen = build_engine(settings)
+    reference = build_engine(replace(settings, kernel_backend="reference"))
+    answer = generate(chosen, [[3, 4, 5]], 2)
+    assert calls > 0
+    before = calls
+    assert generate(reference, [[3, 4, 5]], 2) == answer
+    ops.rms_norm(torch.ones(1, 4), torch.ones(4), eps=0.0)
+    assert calls == before
+
+
+def test_kernels_of_another_dtype_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'numba' cannot run: it computes in"):
+        build_engine(replace(TINY, kernel_backend="numba"))
+
+
 def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = replace(TINY.cache, hot_slots=2, block_size=32)
     engine = build_engine(replace(TINY, cache=cache, async_scheduling=True, check_integrity=True))

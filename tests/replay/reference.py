@@ -28,12 +28,12 @@ def masked_window(rows: Rows, floor: Tensor, *, window: int, ring: int) -> Windo
     nothing = torch.empty(0, dtype=torch.int64)
     return WindowPlan(
         history_slot=nothing,
-        history_pos=nothing,
+        history_row=nothing,
         index=index,
         width=rows.seq_len[group].clamp(max=window),
         commit=kept,
         commit_slot=rows.slot[group[kept]],
-        commit_pos=rows.pos[kept],
+        commit_row=rows.pos[kept] % ring,
     )
 
 

@@ -58,7 +58,13 @@ def unpack_rows(
 
 
 def store_rows(
-    field: RecordField, outer: Tensor, inner: Tensor, values: Tensor, scales: Tensor | None
+    field: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    values: Tensor,
+    scales: Tensor | None,
+    *,
+    rows: Tensor | None = None,
 ) -> None:
     """Write packed rows into a cache field, in place.
 
@@ -66,12 +72,13 @@ def store_rows(
         field: pages or rings.
         outer: ``[k]`` int64 page ids or slots.
         inner: ``[k]`` int64 entries of the page or rows of the ring; no address may come twice.
-        values: ``[k, ...]``, with ``scales`` as ``pack_rows`` returned them for this record.
-        scales: ``[k, ...]``, or None.
+        values: ``[m, ...]``, with ``scales`` as ``pack_rows`` returned them for this record.
+        scales: ``[m, ...]``, or None.
+        rows: ``[k]`` int64, which of the m rows are written; None writes all, m being k.
     """
-    field.values[outer, inner] = values
+    field.values[outer, inner] = values if rows is None else values[rows]
     if field.scales is not None and scales is not None:
-        field.scales[outer, inner] = scales
+        field.scales[outer, inner] = scales if rows is None else scales[rows]
 
 
 def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:

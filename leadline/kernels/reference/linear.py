@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,7 +19,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
 
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     """``[m, G, in]`` by ``[G, out, in]``: one matrix per group."""
-    product = x.to(weight.dtype).transpose(0, 1) @ weight.transpose(1, 2)
+    product = torch.bmm(x.to(weight.dtype).transpose(0, 1), weight.transpose(1, 2))
     return product.transpose(0, 1).to(x.dtype)
 
 

@@ -54,19 +54,19 @@ class WindowPlan:
     (cache-and-scheduling 1.8): attention reads the workspace, the ring gets the last rows.
 
     Attributes:
-        history_slot: ``[h]``, with ``history_pos [h]``: ring rows that the new rows still see.
+        history_slot: ``[h]``, with ``history_row [h]``: ring rows that the new rows still see.
         index: ``[r, W]`` workspace rows, oldest first, -1 behind them.
         width: ``[r]`` slots of the reference's list: ``min(seq_len, W)``.
-        commit: ``[c]`` new rows that go to the ring, at ``commit_slot [c]``, ``commit_pos [c]``.
+        commit: ``[c]`` new rows that go to the ring, at ``commit_slot [c]``, ``commit_row [c]``.
     """
 
     history_slot: Tensor
-    history_pos: Tensor
+    history_row: Tensor
     index: Tensor
     width: Tensor
     commit: Tensor
     commit_slot: Tensor
-    commit_pos: Tensor
+    commit_row: Tensor
 
     def take(self, rows: Tensor) -> WindowPlan:
         """Some of the reading rows over the same workspace."""
@@ -104,12 +104,12 @@ def plan_window(rows: Rows, floor: Tensor, *, window: int, ring: int) -> WindowP
     commit = (rows.pos >= rows.seq_len[g] - ring).nonzero().squeeze(1)
     return WindowPlan(
         history_slot=rows.slot[group],
-        history_pos=history_pos,
+        history_row=history_pos % ring,
         index=index.masked_fill(position > newest, -1),
         width=rows.seq_len[g].clamp(max=window),
         commit=commit,
         commit_slot=rows.slot[g[commit]],
-        commit_pos=rows.pos[commit],
+        commit_row=rows.pos[commit] % ring,
     )
 
 

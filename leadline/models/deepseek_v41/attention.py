@@ -176,15 +176,8 @@ class Attention:
         latent = ops.rms_norm(ops.linear(u, self.wkv), self.kv_norm, eps=self.eps)
         ring, plan = cache.window[self.layer], step.window
         values, scales = ops.pack_rows(ops.rotate(latent, *self._angles(step)), ring.record)
-        size = ring.values.shape[1]
-        history = ops.load_rows(ring, plan.history_slot, plan.history_pos % size, u.dtype)
-        ops.store_rows(
-            ring,
-            plan.commit_slot,
-            plan.commit_pos % size,
-            values[plan.commit],
-            None if scales is None else scales[plan.commit],
-        )
+        history = ops.load_rows(ring, plan.history_slot, plan.history_row, u.dtype)
+        ops.store_rows(ring, plan.commit_slot, plan.commit_row, values, scales, rows=plan.commit)
         if self.compressor is not None:
             self.compressor.write(
                 u,

@@ -21,7 +21,7 @@ from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.mhc import MixSite
 from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.rows import Rows, WindowPlan, plan_groups, plan_window
+from leadline.models.common.rows import GroupPlan, Rows, WindowPlan, plan_groups, plan_window
 from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
 from leadline.models.deepseek_v41.engram import Engram, EngramHash
 
@@ -236,9 +236,11 @@ class DeepseekV41:
             write_from=batch.write_from.long(),
             page_table=batch.page_table.long(),
         )
-        groups = {}
+        groups: dict[int, GroupPlan] = {}
         for source in self.config.kv_source_layer_ids:
             ratio = self.config.compress_ratios[source]
+            if ratio in groups:
+                continue
             open_groups = self.cache.open_groups.get(source)
             groups[ratio] = plan_groups(
                 rows,

@@ -1,0 +1,46 @@
+"""Float32 ops compiled by numba, for steps of few rows and prompts alike.
+
+A decode step of a small model is some hundred ops over a few rows, where torch's time is what its
+calls cost and not arithmetic. A kernel here does in one call what takes torch ten. Matrix products
+stay torch's. Files are named as in ``reference``, which says what each op means.
+"""
+
+from __future__ import annotations
+
+from leadline.kernels.cpu import (
+    attention,
+    engram,
+    experts,
+    indexer,
+    kv_store,
+    linear,
+    mhc,
+    norm,
+    rope,
+    router,
+)
+
+IMPLEMENTATIONS = {
+    op.__name__: op
+    for op in (
+        norm.rms_norm,
+        rope.rotate,
+        linear.linear,
+        mhc.mhc_coefficients,
+        mhc.mhc_collapse,
+        mhc.mhc_expand,
+        kv_store.pack_rows,
+        kv_store.unpack_rows,
+        kv_store.store_rows,
+        kv_store.load_rows,
+        kv_store.quantize_index_query,
+        indexer.index_logits,
+        indexer.select_top_k,
+        indexer.select_candidates,
+        attention.sparse_attention,
+        router.route,
+        experts.routed_experts,
+        experts.shared_expert,
+        engram.engram_inject,
+    )
+}

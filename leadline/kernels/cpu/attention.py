@@ -1,0 +1,159 @@
+"""Sparse attention over the window and the selected entries, with a sink."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leadline.kernels.cpu.formats import CODE_OF, decode_row
+from leadline.kernels.cpu.jit import (
+    F1,
+    F2,
+    F3,
+    I1,
+    I2,
+    Packed,
+    Real,
+    in_float32,
+    inline_sums,
+    kernel,
+)
+from leadline.kernels.cpu.rope import rotate_row
+from leadline.kernels.packed import RecordField
+from leadline.kernels.reference import attention
+
+_NO_PAGES = np.empty((0, 1, 0), np.uint8)
+
+
+@in_float32(attention.sparse_attention)
+def sparse_attention(
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: Tensor,
+    window_index: Tensor,
+    window_width: Tensor,
+    kv: RecordField | None,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    selected: Tensor | None,
+    sink: Tensor,
+    *,
+    exact_rounding: bool,
+) -> Tensor:
+    """Row by row: gather and unpack the keys once for all heads, then a softmax of each head."""
+    values, scales, record = _NO_PAGES, _NO_PAGES, 0
+    if kv is not None and selected is not None:
+        if kv.scales is None:
+            return attention.sparse_attention(
+                q,
+                cos,
+                sin,
+                window,
+                window_index,
+                window_width,
+                kv,
+                page_table,
+                req_of_row,
+                selected,
+                sink,
+                exact_rounding=exact_rounding,
+            )
+        values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
+    else:
+        selected = window_index[:, :0]
+    out = np.empty(q.shape, np.float32)
+    _attend(
+        q,
+        cos,
+        sin,
+        window,
+        window_index,
+        values,
+        scales,
+        record,
+        page_table,
+        req_of_row,
+        selected,
+        sink,
+        out,
+    )
+    return torch.from_numpy(out)
+
+
+@inline_sums
+def _attend_head(
+    q: F1,
+    keys: F2,
+    sink: Real,
+    weights: F1,
+    out: F1,
+) -> None:
+    """Softmax of one scaled query over ``keys [n, d]``, which are the values too."""
+    count, width = keys.shape
+    top = np.float32(-1e30)
+    for j in range(count):
+        dot = np.float32(0)
+        for i in range(width):
+            dot += q[i] * keys[j, i]
+        weights[j] = dot
+        top = max(top, dot)
+    total = math.exp(sink - top)
+    for i in range(width):
+        out[i] = 0
+    for j in range(count):
+        weight = math.exp(weights[j] - top)
+        total += weight
+        for i in range(width):
+            out[i] += weight * keys[j, i]
+    for i in range(width):
+        out[i] /= total
+
+
+@kernel
+def _attend(
+    q: F3,
+    cos: F2,
+    sin: F2,
+    window: F2,
+    window_index: I2,
+    values: Packed,
+    scales: Packed,
+    record: int,
+    page_table: I2,
+    req_of_row: I1,
+    selected: I2,
+    sink: F1,
+    out: F3,
+) -> None:
+    rows, heads, width = q.shape
+    slots = window_index.shape[1] + selected.shape[1]
+    per_page = values.shape[1]
+    keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
+    turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
+    scale = np.float32(width**-0.5)
+    for r in range(rows):
+        count = 0
+        for j in range(window_index.shape[1]):
+            if window_index[r, j] >= 0:
+                for i in range(width):
+                    keys[count, i] = window[window_index[r, j], i]
+                count += 1
+        for j in range(selected.shape[1]):
+            entry = selected[r, j]
+            if entry >= 0:
+                page = page_table[req_of_row[r], entry // per_page]
+                entry %= per_page
+                decode_row(values[page, entry], scales[page, entry], record, keys[count])
+                count += 1
+        for i in range(cos.shape[1]):
+            back[i] = -sin[r, i]
+        for h in range(heads):
+            rotate_row(q[r, h], cos[r], sin[r], turned)
+            for i in range(width):
+                turned[i] *= scale
+            _attend_head(turned, keys[:count], sink[h], weights, out[r, h])
+            rotate_row(out[r, h], cos[r], back, out[r, h])

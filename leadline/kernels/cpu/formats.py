@@ -1,0 +1,154 @@
+"""Number formats inside kernels: single values, rows and blocks, bit for bit as ``reference.quant``
+has them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from leadline.kernels.cpu.jit import F1, U1, Real, Whole, inline
+from leadline.kernels.records import Record
+from leadline.kernels.reference import quant
+
+# Records as kernels tell them apart.
+FP8_32, FP4_16, FP4_32 = 0, 1, 2
+CODE_OF = {Record.FP8_32: FP8_32, Record.FP4_16: FP4_16, Record.FP4_32: FP4_32}
+
+_bytes = torch.arange(256, dtype=torch.uint8)
+_E4M3 = quant.decode_e4m3(_bytes).numpy()
+_UE8M0 = quant.decode_ue8m0(_bytes).numpy()
+_E2M1 = np.array([*quant.E2M1_VALUES, *(-v for v in quant.E2M1_VALUES)], dtype=np.float32)
+
+_INFINITY = 0x7F800000
+_SIGN = -0x80000000
+_E4M3_FLOOR, _FP4_FLOOR = np.float32(1e-4), np.float32(6.0 * 2.0**-126)
+_BY_E4M3_MAX, _BY_E2M1_MAX = np.float32(1 / 448.0), np.float32(1 / 6.0)
+_E4M3_MAX, _E2M1_MAX = np.float32(448.0), np.float32(6.0)
+_FP4_16_FLOOR = np.float32(6.0 * 2.0**-9)
+
+
+@inline
+def bits_of(x: Real) -> Whole:
+    """A float32 as an integer."""
+    return np.float32(x).view(np.int32)
+
+
+@inline
+def from_bits(bits: Whole) -> Real:
+    """The inverse of ``bits_of``."""
+    return np.int32(bits).view(np.float32)
+
+
+@inline
+def largest(x: F1, start: Whole, end: Whole) -> Real:
+    """The largest magnitude; NaN counts as larger than anything."""
+    top = np.int32(0)
+    for i in range(start, end):
+        top = max(top, np.int32(bits_of(x[i]) & 0x7FFFFFFF))
+    return from_bits(top)
+
+
+@inline
+def power_of_two_scale(amax: Real, floor: Real, by_largest: Real) -> Real:
+    """The scale of a block: a power of two at or above ``amax`` over the format's maximum."""
+    amax = floor if amax < floor else amax
+    bits = min(bits_of(amax * by_largest), _INFINITY) + 0x7FFFFF
+    return from_bits(bits & _INFINITY)
+
+
+@inline
+def clamp(x: Real, limit: Real) -> Real:
+    """Within +-limit; NaN stays."""
+    x = limit if x > limit else x
+    return -limit if x < -limit else x
+
+
+@inline
+def round_e4m3(x: Real) -> Real:
+    """The nearest E4M3 value of ``x`` within +-448, ties to even; NaN stays.
+
+    Normal numbers keep three bits of the mantissa. Below 2^-6 the grid is 2^-9 wide, which is that
+    of float32 around 24576.
+    """
+    bits = bits_of(x)
+    normal = from_bits((bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF)
+    magic = np.float32(24576.0)
+    small = (x + magic) - magic
+    return small if abs(x) < np.float32(2.0**-6) else normal
+
+
+@inline
+def encode_e4m3(x: Real) -> Whole:
+    """The code of the nearest E4M3 value of ``x`` within +-448; 127 for NaN."""
+    sign = (bits_of(x) >> 24) & 0x80
+    magnitude = round_e4m3(abs(x))
+    if magnitude != magnitude:
+        return sign | 0x7F
+    if magnitude < np.float32(2.0**-6):
+        return sign | np.int32(magnitude * np.float32(512.0))
+    return sign | ((bits_of(magnitude) >> 20) - (120 << 3))
+
+
+@inline
+def encode_e2m1(x: Real) -> Whole:
+    """The code of the nearest E2M1 value of ``x`` within +-6, ties to even."""
+    sign = (bits_of(x) >> 28) & 8
+    magnitude = abs(x)
+    if magnitude < np.float32(1.0):
+        magic = np.float32(6291456.0)  # float32 is a half apart here
+        return sign | np.int32(((magnitude + magic) - magic) * np.float32(2.0))
+    bits = bits_of(magnitude)
+    return sign | (((bits + 0x1FFFFF + ((bits >> 22) & 1)) >> 22) - (126 << 1))
+
+
+@inline
+def round_trip_fp8_row(x: F1, out: F1) -> None:
+    """Quantise a row to MXFP8 and back."""
+    assert x.shape[0] % 32 == 0  # torch would refuse; here it would be somebody else's memory
+    for start in range(0, x.shape[0], 32):
+        scale = power_of_two_scale(largest(x, start, start + 32), _E4M3_FLOOR, _BY_E4M3_MAX)
+        for i in range(start, start + 32):
+            out[i] = round_e4m3(clamp(x[i] / scale, _E4M3_MAX)) * scale
+
+
+@inline
+def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
+    """Quantise a row as a record stores it."""
+    block = 16 if record == FP4_16 else 32
+    for b in range(x.shape[0] // block):
+        start = b * block
+        amax = largest(x, start, start + block)
+        if record == FP4_16:
+            amax = _FP4_16_FLOOR if amax < _FP4_16_FLOOR else amax
+            scales[b] = encode_e4m3(clamp(amax / _E2M1_MAX, _E4M3_MAX))
+            scale = _E4M3[scales[b]]
+        else:
+            if record == FP8_32:
+                scale = power_of_two_scale(amax, _E4M3_FLOOR, _BY_E4M3_MAX)
+            else:
+                scale = power_of_two_scale(amax, _FP4_FLOOR, _BY_E2M1_MAX)
+            scales[b] = bits_of(scale) >> 23
+        if record == FP8_32:
+            for i in range(start, start + block):
+                values[i] = encode_e4m3(clamp(x[i] / scale, _E4M3_MAX))
+        else:
+            for i in range(start, start + block, 2):
+                low = encode_e2m1(clamp(x[i] / scale, _E2M1_MAX))
+                high = encode_e2m1(clamp(x[i + 1] / scale, _E2M1_MAX))
+                values[i // 2] = low | (high << 4)
+
+
+@inline
+def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
+    """The inverse of ``encode_row``."""
+    block = 16 if record == FP4_16 else 32
+    for b in range(out.shape[0] // block):
+        scale = _E4M3[scales[b]] if record == FP4_16 else _UE8M0[scales[b]]
+        if record == FP8_32:
+            for i in range(b * block, (b + 1) * block):
+                out[i] = _E4M3[values[i]] * scale
+        else:
+            for i in range(b * block // 2, (b + 1) * block // 2):
+                out[2 * i] = _E2M1[values[i] & 15] * scale
+                out[2 * i + 1] = _E2M1[values[i] >> 4] * scale

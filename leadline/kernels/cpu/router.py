@@ -1,0 +1,53 @@
+"""Which experts a token goes to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leadline.kernels.cpu.jit import F1, F2, I2, in_float32, kernel
+from leadline.kernels.reference import router
+
+
+@in_float32(router.route)
+def route(
+    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The product is torch's, everything behind it one pass."""
+    ids = np.empty((x.shape[0], num_experts_per_tok), np.int64)
+    weights = np.empty(ids.shape, np.float32)
+    _route(F.linear(x, gate), bias, scale, ids, weights)
+    return torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+@kernel
+def _route(scores: F2, bias: F1, scale: float, ids: I2, weights: F2) -> None:
+    rows, experts = scores.shape
+    k = ids.shape[1]
+    taken = np.empty(experts, np.bool_)
+    for r in range(rows):
+        for e in range(experts):
+            x = scores[r, e]
+            # As torch does: beyond 20 softplus is the identity.
+            scores[r, e] = math.sqrt(x if x > 20 else math.log1p(math.exp(x)))
+            taken[e] = False
+        for _ in range(k):
+            best = -1
+            for e in range(experts):
+                if not taken[e] and (
+                    best < 0 or scores[r, e] + bias[e] > scores[r, best] + bias[best]
+                ):
+                    best = e
+            taken[best] = True
+        total, place = np.float32(1e-20), 0
+        for e in range(experts):  # ascending: the order in which outputs are summed
+            if taken[e]:
+                ids[r, place], weights[r, place] = e, scores[r, e]
+                total += scores[r, e]
+                place += 1
+        for j in range(k):
+            weights[r, j] *= scale if k == 1 else scale / total

@@ -1,0 +1,194 @@
+"""Which implementation runs each op: one choice an engine, made at start.
+
+Every op has a reference, its meaning in plain torch. A backend is a set of faster implementations
+for one kind of device; what it lacks runs by reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from leadline.core.errors import ConfigError
+from leadline.kernels import debug
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+_references: dict[str, Callable[..., Any]] = {}
+_active: Mapping[str, Callable[..., Any]] = {}
+
+
+def op(*, watched: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make an operation of its reference, which runs unless the active kernels have another.
+
+    Args:
+        watched: ``--debug-nonfinite`` looks at its results.
+    """
+
+    def decorate(reference: Callable[P, R]) -> Callable[P, R]:
+        name = reference.__name__
+        _references[name] = reference
+
+        @functools.wraps(reference)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            run: Callable[..., R] = _active.get(name, reference)
+            result = run(*args, **kwargs)
+            if watched and debug.switch.enabled:
+                debug.check(name, result)
+            return result
+
+        return call
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Faster implementations of some ops.
+
+    Attributes:
+        device: the kind of device that they run on.
+        dtypes: of activations.
+        module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported.
+        package: what the module needs beside torch.
+        extra: of Leadline, which installs the package.
+    """
+
+    device: str
+    dtypes: frozenset[torch.dtype]
+    module: str
+    package: str
+    extra: str
+
+    def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot run there, or None."""
+        if device.type != self.device:
+            return f"it runs on device {self.device!r}, and this is {device.type!r}"
+        if dtype not in self.dtypes:
+            names = " or ".join(sorted(map(str, self.dtypes)))
+            return f"it computes in {names}, and this is {dtype}"
+        try:
+            importlib.import_module(self.package)
+        except ImportError as error:  # absent, or of a version that does not fit
+            return f"{error}; pip install 'leadline[{self.extra}]'"
+        return None
+
+    def implementations(self) -> dict[str, Callable[..., Any]]:
+        """Ready to run: compiled, where that has not been done before."""
+        found: dict[str, Callable[..., Any]] = importlib.import_module(self.module).IMPLEMENTATIONS
+        return found
+
+
+BACKENDS: dict[str, Backend] = {
+    "numba": Backend(
+        "cpu", frozenset({torch.float32}), "leadline.kernels.cpu", package="numba", extra="cpu"
+    ),
+}
+
+
+class Kernels:
+    """The choice of one engine.
+
+    Args:
+        backend_of: backend's name by op, of those that do not run by reference.
+    """
+
+    def __init__(self, backend_of: Mapping[str, str]) -> None:
+        self.backend_of = dict(backend_of)
+        self._by_op = {
+            name: BACKENDS[backend].implementations()[name]
+            for name, backend in self.backend_of.items()
+        }
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Ops run by this choice inside, by what ran them before afterwards."""
+        global _active
+        before, _active = _active, self._by_op
+        try:
+            yield
+        finally:
+            _active = before
+
+
+REFERENCE = Kernels({})
+
+
+def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels that a setting asks for.
+
+    Args:
+        wanted: ``auto``, ``reference`` or a backend for all ops that it has, and ``OP=BACKEND`` for
+            single ones, separated by commas.
+        device: where tensors are.
+        dtype: of activations.
+
+    Raises:
+        ConfigError: something of that name does not exist, or cannot run here.
+    """
+    start = time.perf_counter()
+    words = wanted.split(",")
+    general = [word for word in words if "=" not in word]
+    if len(general) > 1:
+        raise ConfigError(f"kernel_backend names {' and '.join(general)}; choose one for all ops")
+    (name,) = general or ("auto",)
+    if name == "auto":
+        name = _best(device, dtype)
+    chosen = {} if name == "reference" else dict.fromkeys(_runnable(name, device, dtype), name)
+    for word in words:
+        if "=" in word:
+            chosen |= _override(word, device, dtype)
+    chosen = {op_name: backend for op_name, backend in chosen.items() if backend != "reference"}
+    counts = Counter(chosen.get(op_name, "reference") for op_name in _references)
+    logger.info(
+        "kernels: %s; ready after %.1f s",
+        ", ".join(f"{count} ops by {backend}" for backend, count in counts.items()),
+        time.perf_counter() - start,
+    )
+    return Kernels(chosen)
+
+
+def _best(device: torch.device, dtype: torch.dtype) -> str:
+    """The first backend that can run, or the reference; says what would be faster."""
+    for name, backend in BACKENDS.items():
+        if backend.device == device.type and dtype in backend.dtypes:
+            obstacle = backend.obstacle(device, dtype)
+            if obstacle is None:
+                return name
+            logger.info("kernels: %s would be faster, but %s", name, obstacle)
+    return "reference"
+
+
+def _override(word: str, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    op_name, _, name = word.partition("=")
+    if op_name not in _references:
+        raise ConfigError(
+            f"kernel_backend has {word!r}, but no op is called {op_name!r}; "
+            f"there are {', '.join(sorted(_references))}"
+        )
+    if name != "reference" and op_name not in _runnable(name, device, dtype):
+        raise ConfigError(f"kernel_backend has {word!r}, but {name} does not implement {op_name}")
+    return {op_name: name}
+
+
+def _runnable(name: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Implementations of a backend that was asked for by name."""
+    if name not in BACKENDS:
+        known = ", ".join(("auto", "reference", *BACKENDS))
+        raise ConfigError(f"kernel_backend is {name!r}; choose one of {known}")
+    backend = BACKENDS[name]
+    if obstacle := backend.obstacle(device, dtype):
+        raise ConfigError(f"kernel_backend {name!r} cannot run: {obstacle}")
+    return backend.implementations()

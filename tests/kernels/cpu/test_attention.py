@@ -1,0 +1,93 @@
+"""Sparse attention over packed and plain entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.kernels import ops
+from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
+from leadline.kernels.reference.rope import rope_angles, rope_frequencies
+from tests.kernels.cpu.conftest import Both
+
+HEADS, WIDTH = 3, 64
+
+
+def case(rows: int, record: Record | None) -> dict[str, Any]:
+    """Two requests over shuffled pages of eight entries; rows see from nothing to everything."""
+    window_index = torch.randint(0, 20, (rows, 6))
+    selected = torch.stack([torch.randperm(24)[:7].sort().values for _ in range(rows)])
+    window_index[1:2, 3:] = -1
+    selected[2:3, 2:] = -1
+    window_index[3:4], selected[3:5] = -1, -1
+    cos, sin = rope_angles(torch.arange(rows) * 3, rope_frequencies(16, 10000.0))
+    kv = record and RecordField(record, *ops.pack_rows(torch.randn(6, 8, WIDTH), record))
+    return {
+        "q": 2 * torch.randn(rows, HEADS, WIDTH),
+        "cos": cos,
+        "sin": sin,
+        "window": torch.randn(20, WIDTH),
+        "window_index": window_index,
+        "window_width": torch.full((rows,), 6),
+        "kv": kv,
+        "page_table": torch.tensor([[5, 1, 3], [2, 0, 4]]),
+        "req_of_row": (torch.arange(rows) >= 4).long(),
+        "selected": None if kv is None else selected,
+        "sink": torch.randn(HEADS),
+    }
+
+
+def attend(both: Both, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    fast, wanted = both("sparse_attention", *arguments.values(), exact_rounding=True)
+    return fast, wanted
+
+
+@pytest.mark.parametrize("record", [None, *Record], ids=str)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_sparse_attention(both: Both, rows: int, record: Record | None) -> None:
+    torch.testing.assert_close(*attend(both, case(rows, record)), rtol=2e-5, atol=2e-6)
+
+
+def test_rows_without_keys_give_zero(both: Both) -> None:
+    fast, wanted = attend(both, case(5, Record.FP4_16))
+    assert not fast[3].any()
+    assert not wanted[3].any()
+
+
+def test_no_selected_entry_is_the_window_alone(both: Both) -> None:
+    arguments = case(7, Record.FP4_16)
+    arguments["selected"] = arguments["selected"][:, :0]
+    fast, wanted = attend(both, arguments)
+    torch.testing.assert_close(fast, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_what_lies_in_unused_places_changes_nothing(both: Both) -> None:
+    arguments = case(7, Record.FP8_32)
+    fast, _ = attend(both, arguments)
+    kv, used = arguments["kv"], arguments["selected"]
+    unread = torch.ones(6, 8, dtype=torch.bool)
+    for row, entries in enumerate(used.tolist()):
+        for entry in (e for e in entries if e >= 0):
+            table = arguments["page_table"][arguments["req_of_row"][row]]
+            unread[table[entry // 8], entry % 8] = False
+    kv.scales[unread] = 255  # NaN
+    assert torch.equal(attend(both, arguments)[0], fast)
+
+
+def test_a_broken_key_breaks_the_rows_that_see_it(both: Both) -> None:
+    arguments = case(7, None)
+    arguments["window"][arguments["window_index"][0, 0]] = torch.nan
+    fast, wanted = attend(both, arguments)
+    assert fast[0].isnan().all()
+    assert torch.equal(fast.isnan(), wanted.isnan())
+
+
+@pytest.mark.parametrize("size", [1e3, 1e-3])
+def test_scores_far_apart_and_close_together(both: Both, size: float) -> None:
+    arguments = case(7, Record.FP4_16)
+    arguments["q"] *= size
+    torch.testing.assert_close(*attend(both, arguments), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,79 @@
+"""Index scores and selections."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from leadline.kernels import ops
+from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
+from tests.kernels.cpu.conftest import Both
+
+# Few different scores, so that ties are frequent; -0.0 equals 0.0.
+SCORES = st.sampled_from([math.nan, math.inf, -math.inf, -1.5, -0.0, 0.0, 0.5, 2.0, 1e-45])
+ROWS = st.integers(1, 24).flatmap(
+    lambda n: st.lists(st.lists(SCORES, min_size=n, max_size=n), min_size=1, max_size=3)
+)
+# The fixture has no state.
+one_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(rows=ROWS, k=st.integers(1, 26))
+@one_fixture
+def test_select_top_k(both: Both, rows: list[list[float]], k: int) -> None:
+    assert torch.equal(*both("select_top_k", torch.tensor(rows), k))
+
+
+@pytest.mark.parametrize("k", [1, 511, 512, 513, 3000])
+def test_select_top_k_of_many_entries_with_ties(both: Both, k: int) -> None:
+    scores = torch.randn(3, 2000).bfloat16().float()
+    scores[0] = scores[0].sort().values
+    scores[1, 100:] = -math.inf
+    assert torch.equal(*both("select_top_k", scores, k))
+
+
+@given(rows=ROWS, size=st.integers(1, 9), k=st.integers(1, 9), data=st.data())
+@one_fixture
+def test_select_candidates(
+    both: Both, rows: list[list[float]], size: int, k: int, data: st.DataObject
+) -> None:
+    scores = torch.tensor(rows)
+    seen = st.integers(0, scores.shape[1])
+    visible = torch.tensor([data.draw(seen) for _ in rows])
+    fast, wanted = both("select_candidates", scores, visible, block_size=size, topk_blocks=k)
+    assert torch.equal(fast, wanted)
+
+
+def paged_keys(record: Record) -> tuple[RecordField, Tensor]:
+    """Six shuffled pages of eight entries, and tables of two groups."""
+    values, scales = ops.pack_rows(torch.randn(6, 8, 32), record)
+    return RecordField(record, values, scales), torch.tensor([[5, 1, 3], [2, 0, 4]])
+
+
+@pytest.mark.parametrize("record", [Record.FP4_32, Record.FP8_32, Record.FLOAT32])
+@pytest.mark.parametrize("rows", [(1, 1), (4, 3), (0, 2), (2, 0)], ids=str)
+def test_index_logits(both: Both, rows: tuple[int, int], record: Record) -> None:
+    keys, table = paged_keys(record)
+    m = sum(rows)
+    q_off = torch.tensor([0, rows[0], m])
+    visible = torch.randint(0, 25, (m,))
+    visible[-1] = 20
+    fast, wanted = both(
+        "index_logits", torch.randn(m, 4, 32), torch.randn(m, 4), keys, table, q_off, visible
+    )
+    assert fast.shape == wanted.shape
+    torch.testing.assert_close(fast, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_index_logits_where_nothing_is_visible(both: Both) -> None:
+    keys, table = paged_keys(Record.FP4_32)
+    q, weights = torch.randn(2, 4, 32), torch.randn(2, 4)
+    q_off, none = torch.tensor([0, 1, 2]), torch.tensor([0, 0])
+    fast, wanted = both("index_logits", q, weights, keys, table, q_off, none)
+    assert fast.shape == wanted.shape == (2, 0)

@@ -1,0 +1,173 @@
+"""Ops over rows of activations: sums in another order, everything else as in the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.kernels.records import Record
+from tests.kernels.cpu.conftest import Both
+
+ROWS = (0, 1, 3, 33)
+# A sum of n terms in another order moves by some n half-units in the last place of its largest.
+CLOSE: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-6}
+
+
+def activations(*shape: int) -> Tensor:
+    """Row norms in the hundreds and a channel far above the rest, as trained streams have."""
+    x = 10 * torch.randn(shape)
+    x[..., 3] *= 100
+    return x
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("eps", [1e-20, 1e-6])
+def test_rms_norm(both: Both, rows: int, eps: float) -> None:
+    x = activations(rows, 96)
+    torch.testing.assert_close(*both("rms_norm", x, torch.randn(96), eps=eps), **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (1, 32), (5, 48), (0, 2, 32), (7, 3, 32)], ids=str)
+def test_rotate(both: Both, shape: tuple[int, ...]) -> None:
+    angles = 1e4 * torch.randn(shape[0], 8)
+    torch.testing.assert_close(
+        *both("rotate", torch.randn(shape), angles.cos(), angles.sin()), **CLOSE
+    )
+
+
+@pytest.mark.parametrize("rows", ROWS[1:])
+@pytest.mark.parametrize("rounds", [1, 20])
+def test_mhc_coefficients(both: Both, rows: int, rounds: int) -> None:
+    fast, wanted = both(
+        "mhc_coefficients",
+        activations(rows, 4, 64),
+        torch.randn(24, 256) / 16,
+        torch.randn(24),
+        torch.tensor([0.5, 2.0, 3.0]),
+        sinkhorn_iters=rounds,
+        hc_eps=1e-6,
+        eps=1e-20,
+    )
+    for got, want in zip(fast, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_mhc_collapse_and_expand(both: Both, rows: int) -> None:
+    streams = activations(rows, 4, 64)
+    torch.testing.assert_close(*both("mhc_collapse", streams, torch.rand(rows, 4)), **CLOSE)
+    torch.testing.assert_close(
+        *both("mhc_expand", activations(rows, 64), streams, torch.rand(rows, 4), mixing(rows)),
+        **CLOSE,
+    )
+
+
+def mixing(rows: int) -> Tensor:
+    return torch.rand(rows, 4, 4).softmax(-1)
+
+
+def test_streams_that_share_memory_are_read_as_they_are(both: Both) -> None:
+    """The first layer's streams are one embedding, expanded."""
+    streams = torch.randn(3, 1, 64).expand(-1, 4, -1)
+    torch.testing.assert_close(*both("mhc_collapse", streams, torch.rand(3, 4)), **CLOSE)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("per_row", [1, 3])
+def test_route(both: Both, rows: int, per_row: int) -> None:
+    (ids, weights), (wanted_ids, wanted) = both(
+        "route",
+        torch.randn(rows, 64),
+        torch.randn(8, 64),
+        torch.randn(8),
+        num_experts_per_tok=per_row,
+        scale=1.5,
+    )
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted, **CLOSE)
+
+
+def test_route_of_large_scores_and_of_a_broken_row(both: Both) -> None:
+    """Softplus is the identity far out; a row of NaN has places, and NaN for weights."""
+    x = torch.tensor([30.0, 1.0, -30.0, torch.nan]).unsqueeze(1).expand(-1, 64)
+    gate = torch.rand(8, 64)
+    (ids, weights), (_, wanted) = both(
+        "route", x, gate, torch.zeros(8), num_experts_per_tok=2, scale=1.5
+    )
+    torch.testing.assert_close(weights, wanted, equal_nan=True, **CLOSE)
+    assert ids.min() >= 0
+    assert ids.max() < 8
+
+
+FORMATS = {"packed": WeightFormat.MXFP4, "plain": WeightFormat.PLAIN}
+
+
+@pytest.mark.parametrize("rows", [*ROWS[1:], 100])
+@pytest.mark.parametrize("format", FORMATS)
+def test_routed_experts(both: Both, rows: int, format: str) -> None:
+    """Few rows an expert and many; one expert gets none."""
+    experts, dim, width = 6, 64, 32
+    scores = torch.rand(rows, experts)
+    scores[:, 2] = -1
+    ids = scores.topk(3, dim=-1).indices.sort(-1).values
+    fast, wanted = both(
+        "routed_experts",
+        torch.randn(rows, dim),
+        ids,
+        torch.rand(rows, 3),
+        LinearWeight(torch.randn(experts, 2 * width, dim) / 4, FORMATS[format]),
+        LinearWeight(torch.randn(experts, dim, width) / 4, FORMATS[format]),
+        limit=2.0,
+    )
+    assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_shared_expert(both: Both, rows: int, format: str) -> None:
+    fast, wanted = both(
+        "shared_expert",
+        torch.randn(rows, 64),
+        LinearWeight(torch.randn(64, 64) / 4, FORMATS[format]),
+        LinearWeight(torch.randn(64, 32) / 4, FORMATS[format]),
+        limit=2.0,
+    )
+    assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")
+
+
+def assert_close_but_for_flipped_codes(fast: Tensor, wanted: Tensor, *, packed: bool) -> None:
+    """Sums before a rounding differ in their last bits, so that here and there a code is the
+    neighbour of what it was: few rows, and by a step of E4M3 of one term.
+    """
+    if not packed:
+        torch.testing.assert_close(fast, wanted, rtol=1e-4, atol=1e-5)
+        return
+    far = ((fast - wanted).abs() > 1e-5 + 1e-4 * wanted.abs()).any(-1)
+    assert far.sum() <= 1 + 0.02 * len(far)
+    torch.testing.assert_close(fast, wanted, rtol=0.1, atol=0.2)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_engram_inject(both: Both, rows: int) -> None:
+    live = torch.rand(rows) < 0.7
+    streams = activations(rows, 4, 64)
+    kv = torch.randn(rows, 320)
+    kv[:1] = 0  # a gate of half
+    weights = torch.randn(2, 4, 64)
+    fast, wanted = both("engram_inject", streams, kv, *weights, live, eps=1e-20)
+    torch.testing.assert_close(fast, wanted, **CLOSE)
+    assert torch.equal(fast[~live], streams[~live])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_other_dtypes_take_the_reference(both: Both, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(3, 64).to(dtype), torch.randn(64)
+    fast, wanted = both("rms_norm", x, weight, eps=1e-6)
+    assert fast.dtype == dtype
+    assert torch.equal(fast, wanted)
+    packed = both("pack_rows", x, Record.FP8_32)
+    assert torch.equal(packed[0][0], packed[1][0])
