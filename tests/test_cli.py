@@ -151,9 +151,10 @@ def test_inspect_describes_the_bundled_model(capsys: pytest.CaptureFixture[str])
 
 
 def test_generate_prints_the_same_text_for_an_argument_and_for_stdin(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    random_tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--max-tokens", "5", "--temperature", "0", "--ignore-eos", *SMALL]
+    flags += ["--model", str(random_tiny)]
     assert main(["generate", "Hello", *flags]) == 0
     told = capsys.readouterr().out
     assert len(told) > 5
@@ -184,10 +185,12 @@ def is_alive(process: Path) -> bool:
 
 
 @contextlib.contextmanager
-def running_server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+def running_server(
+    model: Path, *flags: str
+) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server process, its base URL and the log so far."""
-    command = [sys.executable, "-m", "leadline", "serve", "--port", "0", *SMALL, *flags]
-    command += ["--drain-delay", "0"]
+    command = [sys.executable, "-m", "leadline", "serve", str(model), "--port", "0", *SMALL]
+    command += ["--drain-delay", "0", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         log = []
@@ -209,9 +212,9 @@ def running_server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, li
     ids=["SIGTERM on loopback", "SIGINT on all addresses"],
 )
 def test_c6_c57_serve_tells_its_chat_format_answers_and_ends_with_code_0_when_told(
-    number: signal.Signals, host: str, warns: bool
+    random_tiny: Path, number: signal.Signals, host: str, warns: bool
 ) -> None:
-    with running_server("--host", host) as (process, url, log):
+    with running_server(random_tiny, "--host", host) as (process, url, log):
         body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200
@@ -229,8 +232,8 @@ def test_c6_c57_serve_tells_its_chat_format_answers_and_ends_with_code_0_when_to
     assert "Traceback" not in "".join(log)
 
 
-def test_item_92_the_server_ends_when_its_engine_is_killed() -> None:
-    with running_server("--host", "127.0.0.1") as (process, _, log):
+def test_item_92_the_server_ends_when_its_engine_is_killed(random_tiny: Path) -> None:
+    with running_server(random_tiny, "--host", "127.0.0.1") as (process, _, log):
         started = children(process.pid)
         [engine] = (p for p in started if b"spawn_main" in (p / "cmdline").read_bytes())
         os.kill(int(engine.name), signal.SIGKILL)

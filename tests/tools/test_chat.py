@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leadline.cli import bundled_model
 from leadline.core.errors import BadRequest, EngineDead
 from leadline.text.chat import Content, Delta, Reasoning
 from leadline.text.encoding import ChatEncoder
@@ -23,8 +22,8 @@ DIM = "\x1b[2m"
 
 
 @pytest.fixture(scope="module")
-def encoder() -> ChatEncoder:
-    return ChatEncoder(Tokenizer(bundled_model() / "tokenizer.json"))
+def encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    return ChatEncoder(tokenizer)
 
 
 def scripted(encoder: ChatEncoder, text: str, **changes: Any) -> ScriptedEngine:

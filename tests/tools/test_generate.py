@@ -4,16 +4,10 @@ import asyncio
 
 import pytest
 
-from leadline.cli import bundled_model
 from leadline.core.errors import BadRequest
 from leadline.text.tokenizer import Tokenizer
 from leadline.tools.generate import GenerateOptions, generate_text
 from tests.serving.scripted import ScriptedEngine
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(bundled_model() / "tokenizer.json")
 
 
 async def collect(
