@@ -145,11 +145,6 @@ def test_the_model_is_positional_flag_or_bundled(
     assert json.loads(capsys.readouterr().out)["model"] == model
 
 
-def test_inspect_describes_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect"]) == 0
-    assert "weights by format" in capsys.readouterr().out
-
-
 def test_generate_prints_the_same_text_for_an_argument_and_for_stdin(
     random_tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
