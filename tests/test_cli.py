@@ -15,11 +15,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from leadline import __version__
 from leadline.cli import bundled_model, main
 from leadline.config.engine import EngineConfig
 from leadline.config.server import ServerConfig
+from leadline.text.chat import ChatInput, ChatPrompt
+from leadline.text.encoding import ChatEncoder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
@@ -57,6 +62,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["serve", "-tp", "2"], "--tensor-parallel-size 2: tensor parallelism does not exist"),
         (["serve", "--dtype", "fp4"], "dtype is 'fp4'; choose one of auto"),
         (["serve", "./nowhere", "--port", "0"], "model is './nowhere', which is neither a folder"),
+        (["chat", "--file", "./nowhere"], "file is './nowhere', which cannot be read as text"),
         (["chat", "./nowhere"], "model is './nowhere', which is neither a folder"),
         (["generate"], "generate needs a prompt, or - to read it from standard input"),
         (["generate", "a", "b"], "unexpected argument 'b': one is taken, a prompt"),
@@ -156,6 +162,29 @@ def test_generate_prints_the_same_text_for_an_argument_and_for_stdin(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
     assert main(["generate", *flags, "-"]) == 0
     assert capsys.readouterr().out == told
+
+
+def test_chat_takes_a_pasted_note_as_one_message_behind_an_attached_one(
+    random_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal sends a paste between two markers, and its ends of lines as returns."""
+    note = (ROOT / "docs/examples/note.txt").read_text(encoding="utf-8")
+    (tmp_path / "attached.txt").write_text("The tide is low.", encoding="utf-8")
+    said = []
+    encode = ChatEncoder.encode
+
+    def spy(encoder: ChatEncoder, chat: ChatInput) -> ChatPrompt:
+        said.append(chat.messages[-1]["content"])
+        return encode(encoder, chat)
+
+    monkeypatch.setattr(ChatEncoder, "encode", spy)
+    flags = ["--file", str(tmp_path / "attached.txt"), "--max-tokens", "2", *SMALL]
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        pasted = note.replace("\n", "\r")
+        keys.send_text(f"\x1b[200~{pasted}\x1b[201~Where is the oil lamp?\r")
+        keys.send_text("And the key?\r/exit\r")
+        assert main(["chat", str(random_tiny), *flags]) == 0
+    assert said == [f"The tide is low.\n\n{note}Where is the oil lamp?", "And the key?"]
 
 
 def test_an_error_of_the_engine_process_is_one_line_and_code_2(
