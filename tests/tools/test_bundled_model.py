@@ -71,6 +71,7 @@ def test_inspect_describes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect"]) == 0
     shown = capsys.readouterr().out
     assert "The files hold every tensor of the backbone" in shown
+    assert "What the model is for" in shown
 
 
 def test_it_answers_chats(capsys: pytest.CaptureFixture[str]) -> None:
