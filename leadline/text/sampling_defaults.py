@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
 from leadline.core.request import SamplingParams
 from leadline.text.chat import ChatPrompt
+
+logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 # Sampling values that this file and its override may hold; what else stands there is for others.
@@ -30,6 +33,8 @@ _MIN_THINKING_TOP_P = 0.95  # the cloud's, with thinking
 def with_generation_config(options: ChatConfig, folder: Path | None) -> ChatConfig:
     """The options with a checkpoint's own sampling values beneath those of the override.
 
+    A line in the log says what there is.
+
     Args:
         options: ``generation_config`` says which file: ``auto`` is the checkpoint's, which may have
             none, ``vllm`` is none, else it is a folder that must have one.
@@ -45,6 +50,7 @@ def with_generation_config(options: ChatConfig, folder: Path | None) -> ChatConf
         file = source / GENERATION_CONFIG
         if setting != "auto" or file.is_file():
             found = read_object(file)
+            logger.info("sampling defaults from %s: %s", file, found)
     merged = {**found, **(options.override_generation_config or {})}
     options = replace(options, override_generation_config=merged)
     try:
