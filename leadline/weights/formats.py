@@ -75,7 +75,7 @@ def scale_name(weight_name: str) -> str:
 
 
 def decode(format: WeightFormat, codes: Tensor, scales: Tensor) -> Tensor:
-    """Codes and scale bytes, uint8 -> the exact values, float32 ``[out, in]``."""
+    """Codes and scale bytes, uint8 -> the exact values, float32 ``[..., out, in]``."""
     match format:
         case WeightFormat.FP8_BLOCK32:
             return quant.dequantize_fp8_block(codes, scales)
@@ -88,7 +88,7 @@ def decode(format: WeightFormat, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 ``[out, in]`` -> the nearest codes and scale bytes, uint8.
+    """Float32 ``[..., out, in]`` -> the nearest codes and scale bytes, uint8.
 
     A block's scale is the smallest power of two that lets its largest value fit.
     """
@@ -104,10 +104,10 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _encode_fp8_block(values: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
-    rows, cols = values.shape
+    rows, cols = values.shape[-2:]
     padded = F.pad(values, (0, -cols % block, 0, -rows % block))
-    tiles = padded.unflatten(1, (-1, block)).unflatten(0, (-1, block))  # [R, block, C, block]
-    amax = tiles.abs().amax((1, 3)).clamp(min=1e-4)
+    tiles = padded.unflatten(-1, (-1, block)).unflatten(-3, (-1, block))  # [..., R, block, C, block]
+    amax = tiles.abs().amax((-3, -1)).clamp(min=1e-4)
     scales = quant.encode_ue8m0(amax / quant.E4M3_MAX)
-    codes = quant.encode_e4m3(tiles / quant.decode_ue8m0(scales)[:, None, :, None])
-    return codes.flatten(2, 3).flatten(0, 1)[:rows, :cols].contiguous(), scales
+    codes = quant.encode_e4m3(tiles / quant.decode_ue8m0(scales)[..., :, None, :, None])
+    return codes.flatten(-2).flatten(-3, -2)[..., :rows, :cols].contiguous(), scales

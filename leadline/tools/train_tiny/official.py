@@ -35,14 +35,12 @@ def parameter_formats(config: ModelConfig) -> dict[str, WeightSpec]:
 
 
 def round_weight(values: Tensor, spec: WeightSpec) -> Tensor:
-    """The float32 values that a file would hold for ``[out, in]`` or a stack of them, exactly.
+    """The float32 values that a file would hold for ``[..., out, in]``, exactly.
 
     A fixed point: rounding the result again gives the same codes and scales.
     """
     if spec.format is WeightFormat.PLAIN:
         return values if spec.dtype == "F32" else values.bfloat16().float()
-    if values.dim() == 3:  # rows of stacked experts have scales of their own
-        return round_weight(values.flatten(0, 1), spec).view_as(values)
     return decode(spec.format, *encode(spec.format, values.float()))
 
 

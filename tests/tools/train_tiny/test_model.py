@@ -105,9 +105,7 @@ def test_every_weight_learns_and_only_the_index_loss_teaches_indexers(checkpoint
     taught = {name for name, p in model.named_parameters() if p.grad is not None}
     assert taught.isdisjoint(indexers)
     output.index_loss.backward()
-    untaught = [
-        name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()
-    ]
+    untaught = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert untaught == []
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert output.expert_counts.sum(1).eq(128 * SHAPE.num_experts_per_tok).all()

@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from leadline.tools.tiny_tokenizer import CHAT_MARKERS, CONTROL_MARKERS, train_tokenizer
+from leadline.tools.train_tiny.tokenizer import (
+    CHAT_MARKERS,
+    CONTROL_MARKERS,
+    train_random_model_tokenizer,
+)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIXTURE = ROOT / "tests/fixtures/random_tiny/tokenizer.json"
 TOKENIZER = Tokenizer.from_file(str(FIXTURE))
 RECIPE_MARKERS = [
@@ -21,10 +25,10 @@ RECIPE_MARKERS = [
 ]
 
 
-def test_fixture_is_what_its_texts_train(golden: Path, tmp_path: Path) -> None:
+def test_the_fixture_is_what_its_texts_train(golden: Path, tmp_path: Path) -> None:
     sets = ("engram", "quant", "v41-reference", "v41-tiny")
     texts = [ROOT / "LICENSE", *(golden / name / "README.md" for name in sets)]
-    tokenizer = train_tokenizer([text.read_text() for text in texts], vocab_size=1024)
+    tokenizer = train_random_model_tokenizer([text.read_text() for text in texts], vocab_size=1024)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert (tmp_path / "tokenizer.json").read_bytes() == FIXTURE.read_bytes()
 

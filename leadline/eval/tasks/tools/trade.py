@@ -1,0 +1,145 @@
+"""Money and shops."""
+
+from __future__ import annotations
+
+from leadline.eval.tasks.tools.blueprint import tool
+from leadline.eval.tasks.values import (
+    CODE,
+    CURRENCY,
+    DATE,
+    FOOD,
+    ORDER,
+    PERSON,
+    PHRASE,
+    STATE,
+    THING,
+    decimal,
+    integer,
+    listing,
+    one_of,
+)
+
+TRADE = (
+    tool(
+        "convert_currency|exchange|currency",
+        "Convert an amount of money",
+        {
+            "amount": integer(1, 9999),
+            "source|from_currency": CURRENCY,
+            "target|to_currency": CURRENCY,
+        },
+        ("Convert {amount} {source} to {target}.", "How much is {amount} {source} in {target}?"),
+        {"amount": integer(1, 9999), "currency": CURRENCY},
+        "That is {amount} {currency}.",
+    ),
+    tool(
+        "convert_units|convert",
+        "Convert a length or weight",
+        {
+            "value": decimal(1, 99),
+            "from_unit|source": one_of("km", "miles", "kg", "pounds", "feet"),
+            "to_unit|target": one_of("m", "yards", "g", "ounces", "inches"),
+        },
+        ("Convert {value} {from_unit} to {to_unit}.", "What is {value} {from_unit} in {to_unit}?"),
+        {"result": decimal(1, 999)},
+        "That is {result} {to_unit}.",
+    ),
+    tool(
+        "get_stock_price|stock_price|quote",
+        "Get the price of a share",
+        {"symbol|ticker": ORDER},
+        ("What is the price of {symbol}?", "What does a share of {symbol} cost?"),
+        {"price": decimal(1, 900), "currency": CURRENCY},
+        "{symbol} is at {price} {currency}.",
+    ),
+    tool(
+        "get_balance|account_balance|balance",
+        "Get the balance of an account",
+        {"account|account_id": CODE},
+        ("What is the balance of account {account}?", "How much money is on {account}?"),
+        {"balance": decimal(1, 9999), "currency": CURRENCY},
+        "The balance is {balance} {currency}.",
+    ),
+    tool(
+        "transfer_money|transfer|pay",
+        "Send money to a person",
+        {"to|recipient": PERSON, "amount": integer(1, 5000), "currency": CURRENCY},
+        (
+            "Send {amount} {currency} to {to}{+}.",
+            "Transfer {amount} {currency} to {to}{+}.",
+            "Pay {to} {amount} {currency}{+}.",
+        ),
+        {"id": CODE},
+        "I sent {amount} {currency} to {to}.",
+        reference=(PHRASE, " with the reference {}"),
+    ),
+    tool(
+        "search_products|find_products|product_search",
+        "Search the shop",
+        {"query|product": THING},
+        ("Find me a {query}{+}.", "Do you sell a {query}{+}?", "I am looking for a {query}{+}."),
+        {"id": ORDER, "price": integer(1, 900)},
+        "I found one for {price} dollars, number {id}.",
+        max_price=(integer(5, 900), " for at most {} dollars"),
+    ),
+    tool(
+        "add_to_cart|cart_add",
+        "Put a product into the cart",
+        {"product|item": THING, "quantity|count": integer(1, 12)},
+        (
+            "Put {quantity} of the {product} into my cart.",
+            "Add the {product} to my cart, {quantity} times.",
+        ),
+        {"items": integer(1, 40)},
+        "Your cart now holds {items} items.",
+    ),
+    tool(
+        "get_order_status|order_status|track_order",
+        "Get the state of an order",
+        {"order|order_id|number": ORDER},
+        (
+            "Where is my order {order}?",
+            "What is the status of order {order}?",
+            "Track order {order}.",
+        ),
+        {"status": STATE, "date": DATE},
+        "The order is {status}; the date is {date}.",
+    ),
+    tool(
+        "cancel_order|order_cancel",
+        "Cancel an order",
+        {"order|order_id": ORDER},
+        ("Cancel order {order}{+}.", "Please cancel my order {order}{+}."),
+        {"status": one_of("cancelled")},
+        "Order {order} is cancelled.",
+        reason=(PHRASE, ", the reason is {}"),
+    ),
+    tool(
+        "check_stock|inventory|in_stock",
+        "Check how many of an item are in the warehouse",
+        {"item|product": THING},
+        (
+            "How many of the {item} do we have?",
+            "Is the {item} in stock?",
+            "Check the stock of the {item}.",
+        ),
+        {"count": integer(0, 500)},
+        "We have {count} of the {item}.",
+    ),
+    tool(
+        "calculate_tip|tip",
+        "Calculate the tip for a bill",
+        {"bill|amount": decimal(5, 300), "percent|percentage": integer(5, 25)},
+        ("What is a {percent} percent tip on {bill} dollars?", "Tip {percent} percent on {bill}."),
+        {"tip": lambda given: round(given["bill"] * given["percent"] / 100, 2)},
+        "The tip is {tip} dollars.",
+    ),
+    tool(
+        "order_pizza|pizza",
+        "Order a pizza",
+        {"size": one_of("small", "medium", "large"), "toppings": listing(FOOD, 1, 3)},
+        ("Order a {size} pizza with {toppings}.", "I want a {size} pizza with {toppings}."),
+        {"minutes": integer(15, 90), "price": integer(8, 30)},
+        "It costs {price} dollars and comes in {minutes} minutes.",
+    ),
+)

