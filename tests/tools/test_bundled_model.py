@@ -63,7 +63,6 @@ def test_commands_of_the_card_exist() -> None:
 
 def test_files_that_the_card_names_exist() -> None:
     named = re.findall(r"`((?:\w+/)+\w[\w.-]*\.\w+|[\w.-]+\.json)`", CARD)
-    assert named
     assert [n for n in named if not ((ROOT / n).is_file() or (BUNDLED / n).is_file())] == []
 
 
