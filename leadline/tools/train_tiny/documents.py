@@ -11,6 +11,8 @@ from leadline.eval.exercise import Chat, Exercise, Passage
 from leadline.text.encoding import ChatEncoder
 from leadline.text.markers import ASSISTANT, USER
 
+# Answers are a small part of a chat's tokens, and all that it is judged by.
+ANSWER_WEIGHT = 3.0
 # What the model is never asked to write still teaches English, though most of it is drawn at
 # random; the head of a prompt (effort, how to call tools) is the same every time and teaches none.
 OTHER_TEXT_WEIGHT = 0.1
@@ -85,7 +87,7 @@ class DocumentEncoder:
         return Document(ids, self._weights(ids))
 
     def _weights(self, ids: Ids) -> Weights:
-        """1 from behind a turn's header to its end, less elsewhere, 0 for headers."""
+        """Most from behind a turn's header to its end, less elsewhere, 0 for headers."""
         weights = np.full(len(ids), OTHER_TEXT_WEIGHT, np.float32)
         weights[: np.argmax(ids == self._user)] = HEAD_WEIGHT
         weights[0] = 0.0
@@ -93,5 +95,5 @@ class DocumentEncoder:
         ends = np.flatnonzero(ids == self.eos)
         for header, end in zip(headers, ends, strict=True):
             weights[header : header + 2] = 0.0
-            weights[header + 2 : end + 1] = 1.0
+            weights[header + 2 : end + 1] = ANSWER_WEIGHT
         return weights

@@ -48,6 +48,8 @@ class Compiler:
     def __init__(self, fused: bool) -> None:
         self.fused = fused
         self._compiled: dict[Any, Any] = {}
+        if fused:  # a form for each shape, phase and kind of layer
+            torch._dynamo.config.recompile_limit = 64
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if not self.fused:

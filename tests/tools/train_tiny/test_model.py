@@ -15,8 +15,9 @@ from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.tools.random_checkpoint import write_random_checkpoint
 from leadline.tools.train_tiny import official
 from leadline.tools.train_tiny.batch import Batch
+from leadline.tools.train_tiny.data import model_config
 from leadline.tools.train_tiny.model import Phase, Transformer
-from leadline.tools.train_tiny.tokenizer import fit_config, train_tokenizer
+from leadline.tools.train_tiny.tokenizer import train_tokenizer
 from tests.steps import make_stepper
 
 # Every truncation bites within 200 tokens: window 16, 16 entries chosen of 6 blocks of 8.
@@ -32,14 +33,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train_tiny")
     tokenizer = train_tokenizer([Path("LICENSE").read_text()], vocab_size=512)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = fit_config(SHAPE, tokenizer)
+    config = model_config(SHAPE, tokenizer)
     write_random_checkpoint(folder / "model", config, tokenizer=folder / "tokenizer.json")
     return folder / "model"
 
 
 def load(folder: Path) -> tuple[Transformer, ModelConfig]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    config = fit_config(SHAPE, tokenizer)
+    config = model_config(SHAPE, tokenizer)
     model = Transformer(config, compressed_token_map(tokenizer))
     values = official.read(folder, config)
     model.load_state_dict({n: v for n, v in values.items() if not n.startswith("mtp.")})
