@@ -23,6 +23,8 @@ from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
 
 PRESET = "tiny-22m"
+# 1,024 ids: a small file that does not change, for what needs some text.
+TOKENIZER_FILE = Path(__file__).parents[1] / "tests/fixtures/random_tiny/tokenizer.json"
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:

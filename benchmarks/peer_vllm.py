@@ -27,10 +27,8 @@ os.environ |= {
     "CUDA_VISIBLE_DEVICES": "",
 }
 
-from common import argument_parser
+from common import TOKENIZER_FILE, argument_parser
 from streaming_cost import TEXT, Emitter, run_server
-
-from leadline.cli import bundled_model
 
 # The smallest configuration that its loader knows; no weight of it is ever made.
 MODEL = {
@@ -115,7 +113,7 @@ def main() -> None:
         model = Path(folder)
         (model / "config.json").write_text(json.dumps(MODEL))
         (model / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
-        shutil.copy(bundled_model() / "tokenizer.json", model)
+        shutil.copy(TOKENIZER_FILE, model)
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(serve(model, options.pace, options.report))
 

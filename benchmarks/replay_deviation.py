@@ -3,9 +3,9 @@
 Every prompt is answered in exact mode and then, behind a prefix hit, with one window of replay in
 the lower layers, with the trim of the upper layers, and with both. The answer's tokens are those
 of exact mode in every arm, so that logits of the same text are compared. In float64: what is left
-is the approximation's own, not that of roundings. Prompts are random tokens and both models have
-random weights, which forget less than trained ones: the numbers bound a mechanism, and say nothing
-about answers.
+is the approximation's own, not that of roundings. Prompts are random tokens, and v41-tiny has
+random weights, which forget less than trained ones: the numbers bound a mechanism. What it costs
+answers is for ``leadline eval`` to say.
 """
 
 from __future__ import annotations

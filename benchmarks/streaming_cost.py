@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from common import argument_parser, environment, print_table, summary, write_json
+from common import TOKENIZER_FILE, argument_parser, environment, print_table, summary, write_json
 
-from leadline.cli import bundled_model
 from leadline.config.server import ServerConfig
 from leadline.core.client import EngineStats
 from leadline.core.request import EngineRequest, FinishReason, TokenOutput
@@ -111,10 +110,10 @@ def serve(pace: float, report: Path) -> None:
     from leadline.serving.context import ModelInfo
     from leadline.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(bundled_model() / "tokenizer.json")
+    tokenizer = Tokenizer(TOKENIZER_FILE)
     emitter = Emitter(pace)
     engine = ScriptedEngine(emitter, tokenizer.encode(TEXT))
-    info = ModelInfo(root="tiny", max_model_len=1 << 20, vocab_size=1024)
+    info = ModelInfo(root="tiny", max_model_len=1 << 20, vocab_size=tokenizer.vocab_size)
     app = build_app(engine, tokenizer, info, ServerConfig())  # type: ignore[arg-type]
     config = uvicorn.Config(app, port=0, log_config=None, access_log=False, http="httptools")
     with contextlib.suppress(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from leadline import __version__
 from leadline.config.args import FlagParser, closest, from_values, settings
 from leadline.config.engine import CacheConfig, EngineConfig
-from leadline.config.server import ServerConfig, shown
+from leadline.config.server import ChatConfig, ServerConfig, shown
 from leadline.core.errors import ConfigError, LeadlineError
 
 if TYPE_CHECKING:
@@ -158,12 +158,16 @@ async def _chat(config: EngineConfig, options: ChatOptions) -> None:
 
     from leadline.text.encoding import ChatEncoder
     from leadline.text.profiles import choose_profile
-    from leadline.tools.chat import ChatSession, run_chat
+    from leadline.text.sampling_defaults import with_generation_config
+    from leadline.tools.chat import ChatSession, read_attached, run_chat
 
+    attached = read_attached(options)  # before the model loads, as its mistakes cost no minutes
     folder = _checkpoint(config)
     encoder = ChatEncoder(_load_tokenizer(folder), choose_profile("auto", folder))
+    defaults = with_generation_config(ChatConfig(), folder)
     async with _engine(config) as engine:
-        session = ChatSession(engine, encoder, engine.limits.max_model_len, options)
+        limit = engine.limits.max_model_len
+        session = ChatSession(engine, encoder, limit, options, defaults, attached)
         lines: PromptSession[str] = PromptSession("> ")
         await run_chat(session, Console(highlight=False), lines.prompt_async)
 
@@ -191,11 +195,14 @@ def _generate_parser() -> FlagParser:
 
 
 async def _generate(config: EngineConfig, prompt: str, options: GenerateOptions) -> None:
+    from leadline.text.sampling_defaults import with_generation_config
     from leadline.tools.generate import generate_text
 
-    tokenizer = _load_tokenizer(_checkpoint(config))
+    folder = _checkpoint(config)
+    tokenizer = _load_tokenizer(folder)
+    defaults = with_generation_config(ChatConfig(), folder)
     async with _engine(config) as engine:
-        async with aclosing(generate_text(engine, tokenizer, prompt, options)) as pieces:
+        async with aclosing(generate_text(engine, tokenizer, prompt, options, defaults)) as pieces:
             async for piece in pieces:
                 print(piece, end="", flush=True)
         print()

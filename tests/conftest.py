@@ -1,4 +1,4 @@
-"""What every test gets: one thread, a seed of its own, golden files, and a reason when skipped."""
+"""What every test gets: one thread, a seed, golden files, a small model, a reason when skipped."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from leadline.text.tokenizer import Tokenizer
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", max_examples=1000, deadline=None)
 settings.load_profile("ci")
+
+RANDOM_TINY = Path(__file__).parent / "fixtures/random_tiny"
 
 # What V4.1 calls two tokens of the V4 tokenizer (serving-api 1.4).
 _RENAMED = {128799: "<｜System｜>", 129264: "<｜deepseek_image｜>"}
@@ -59,8 +61,24 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """The bundled model's tokenizer, which has every marker."""
-    return Tokenizer(str(files("leadline") / "data/tiny/tokenizer.json"))
+    """The small random model's tokenizer, which has every marker."""
+    return Tokenizer(RANDOM_TINY / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def random_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights, which is served as ``tiny``: fast, and it babbles."""
+    from leadline.config.model import load_model_config
+    from leadline.tools.random_checkpoint import write_random_checkpoint
+
+    folder: Path = tmp_path_factory.mktemp("random") / "tiny"
+    write_random_checkpoint(
+        folder,
+        load_model_config(RANDOM_TINY),
+        num_shards=2,
+        tokenizer=RANDOM_TINY / "tokenizer.json",
+    )
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""``AsyncLLM`` over the bundled model in a process of its own."""
+"""``AsyncLLM`` over a small model in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-import leadline
 from leadline import (
     LLM,
     AsyncLLM,
@@ -22,7 +21,6 @@ from leadline import (
 from leadline.core.errors import BadRequest, ConfigError, EngineDead
 
 T = TypeVar("T")
-TINY = Path(leadline.__file__).parent / "data" / "tiny"
 SMALL: dict[str, Any] = {
     "kv_cache_memory_bytes": 32 * 2**20,
     "max_num_seqs": 4,
@@ -34,9 +32,9 @@ ENDLESS = SamplingParams(max_tokens=2000, ignore_eos=True)
 class Process:
     """A started ``AsyncLLM`` and the event loop that it belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Path) -> None:
         self.runner = asyncio.Runner()
-        self.llm = self.run(AsyncLLM.start(TINY, **SMALL))
+        self.llm = self.run(AsyncLLM.start(model, **SMALL))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(asyncio.wait_for(work, timeout=120))
@@ -53,8 +51,8 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[Process]:
-    process = Process()
+def process(random_tiny: Path) -> Iterator[Process]:
+    process = Process(random_tiny)
     yield process
     process.close()
 
@@ -68,10 +66,10 @@ def untimed(outputs: list[CompletionOutput]) -> list[CompletionOutput]:
     return [replace(output, logprobs=None, cumulative_logprob=None) for output in outputs]
 
 
-def test_c63_results_grow_to_what_llm_gives(process: Process) -> None:
+def test_c63_results_grow_to_what_llm_gives(process: Process, random_tiny: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, n=2, logprobs=1, prompt_logprobs=0)
     results = process.run(collect(process.llm.generate("hello", params, "mine")))
-    with LLM(TINY, **SMALL) as llm:
+    with LLM(random_tiny, **SMALL) as llm:
         [want] = llm.generate("hello", params, use_tqdm=False)
         chat = [{"role": "user", "content": "hello"}]
         [want_chat] = llm.chat(chat, params, use_tqdm=False)
@@ -199,16 +197,16 @@ def test_health_tokenizer_and_prefix_cache(process: Process) -> None:
     assert process.run(process.llm.reset_prefix_cache())
 
 
-def test_options_are_checked_before_a_process_is_started() -> None:
+def test_options_are_checked_before_a_process_is_started(random_tiny: Path) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_modle_len'"):
-        asyncio.run(AsyncLLM.start(TINY, max_modle_len=5))
+        asyncio.run(AsyncLLM.start(random_tiny, max_modle_len=5))
     with pytest.raises(ConfigError, match="not a readable tokenizer"):
-        asyncio.run(AsyncLLM.start(TINY, tokenizer="/nowhere"))
+        asyncio.run(AsyncLLM.start(random_tiny, tokenizer="/nowhere"))
 
 
-def test_leaving_the_context_ends_the_process_and_open_requests() -> None:
+def test_leaving_the_context_ends_the_process_and_open_requests(random_tiny: Path) -> None:
     async def go() -> None:
-        async with await AsyncLLM.start(TINY, **SMALL) as llm:
+        async with await AsyncLLM.start(random_tiny, **SMALL) as llm:
             results = llm.generate("hello", ENDLESS)
             assert not (await anext(results)).finished
         with pytest.raises(EngineDead, match="was shut down"):

@@ -15,11 +15,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from leadline import __version__
 from leadline.cli import bundled_model, main
 from leadline.config.engine import EngineConfig
 from leadline.config.server import ServerConfig
+from leadline.text.chat import ChatInput, ChatPrompt
+from leadline.text.encoding import ChatEncoder
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
@@ -57,6 +62,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["serve", "-tp", "2"], "--tensor-parallel-size 2: tensor parallelism does not exist"),
         (["serve", "--dtype", "fp4"], "dtype is 'fp4'; choose one of auto"),
         (["serve", "./nowhere", "--port", "0"], "model is './nowhere', which is neither a folder"),
+        (["chat", "--file", "./nowhere"], "file is './nowhere', which cannot be read as text"),
         (["chat", "./nowhere"], "model is './nowhere', which is neither a folder"),
         (["generate"], "generate needs a prompt, or - to read it from standard input"),
         (["generate", "a", "b"], "unexpected argument 'b': one is taken, a prompt"),
@@ -148,21 +154,40 @@ def test_the_model_is_positional_flag_or_bundled(
     assert json.loads(capsys.readouterr().out)["model"] == model
 
 
-def test_inspect_describes_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect"]) == 0
-    assert "weights by format" in capsys.readouterr().out
-
-
 def test_generate_prints_the_same_text_for_an_argument_and_for_stdin(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    random_tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--max-tokens", "5", "--temperature", "0", "--ignore-eos", *SMALL]
+    flags += ["--model", str(random_tiny)]
     assert main(["generate", "Hello", *flags]) == 0
     told = capsys.readouterr().out
     assert len(told) > 5
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
     assert main(["generate", *flags, "-"]) == 0
     assert capsys.readouterr().out == told
+
+
+def test_chat_takes_a_pasted_note_as_one_message_behind_an_attached_one(
+    random_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal sends a paste between two markers, and its ends of lines as returns."""
+    note = (ROOT / "docs/examples/note.txt").read_text(encoding="utf-8")
+    (tmp_path / "attached.txt").write_text("The tide is low.", encoding="utf-8")
+    said = []
+    encode = ChatEncoder.encode
+
+    def spy(encoder: ChatEncoder, chat: ChatInput) -> ChatPrompt:
+        said.append(chat.messages[-1]["content"])
+        return encode(encoder, chat)
+
+    monkeypatch.setattr(ChatEncoder, "encode", spy)
+    flags = ["--file", str(tmp_path / "attached.txt"), "--max-tokens", "2", *SMALL]
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        pasted = note.replace("\n", "\r")
+        keys.send_text(f"\x1b[200~{pasted}\x1b[201~Where is the oil lamp?\r")
+        keys.send_text("And the key?\r/exit\r")
+        assert main(["chat", str(random_tiny), *flags]) == 0
+    assert said == [f"The tide is low.\n\n{note}Where is the oil lamp?", "And the key?"]
 
 
 def test_an_error_of_the_engine_process_is_one_line_and_code_2(
@@ -187,10 +212,12 @@ def is_alive(process: Path) -> bool:
 
 
 @contextlib.contextmanager
-def running_server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+def running_server(
+    model: Path, *flags: str
+) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
     """A server process, its base URL and the log so far."""
-    command = [sys.executable, "-m", "leadline", "serve", "--port", "0", *SMALL, *flags]
-    command += ["--drain-delay", "0"]
+    command = [sys.executable, "-m", "leadline", "serve", str(model), "--port", "0", *SMALL]
+    command += ["--drain-delay", "0", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         log = []
@@ -212,9 +239,9 @@ def running_server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, li
     ids=["SIGTERM on loopback", "SIGINT on all addresses"],
 )
 def test_c6_c57_serve_tells_its_chat_format_answers_and_ends_with_code_0_when_told(
-    number: signal.Signals, host: str, warns: bool
+    random_tiny: Path, number: signal.Signals, host: str, warns: bool
 ) -> None:
-    with running_server("--host", host) as (process, url, log):
+    with running_server(random_tiny, "--host", host) as (process, url, log):
         body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200
@@ -232,8 +259,8 @@ def test_c6_c57_serve_tells_its_chat_format_answers_and_ends_with_code_0_when_to
     assert "Traceback" not in "".join(log)
 
 
-def test_item_92_the_server_ends_when_its_engine_is_killed() -> None:
-    with running_server("--host", "127.0.0.1") as (process, _, log):
+def test_item_92_the_server_ends_when_its_engine_is_killed(random_tiny: Path) -> None:
+    with running_server(random_tiny, "--host", "127.0.0.1") as (process, _, log):
         started = children(process.pid)
         [engine] = (p for p in started if b"spawn_main" in (p / "cmdline").read_bytes())
         os.kill(int(engine.name), signal.SIGKILL)

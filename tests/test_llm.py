@@ -27,7 +27,7 @@ from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
 
-TINY = Path(leadline.llm.__file__).parent / "data" / "tiny"
+ROOT = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {
     "kv_cache_memory_bytes": 32 * 2**20,
     "max_num_seqs": 4,
@@ -105,7 +105,9 @@ class ScriptedEngine:
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, ScriptedEngine]]:
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, random_tiny: Path
+) -> Callable[..., tuple[LLM, ScriptedEngine]]:
     def make(options: dict[str, Any] | None = None, **script: Any) -> tuple[LLM, ScriptedEngine]:
         engine = ScriptedEngine(**script)
 
@@ -114,26 +116,23 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Script
             return engine
 
         monkeypatch.setattr(leadline.llm, "build_engine", build)
-        return LLM(model=TINY, **(options or {})), engine
+        return LLM(model=random_tiny, **(options or {})), engine
 
     return make
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(TINY / "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[LLM]:
-    with LLM(model=TINY, **SMALL) as llm:
+def tiny(random_tiny: Path) -> Iterator[LLM]:
+    with LLM(model=random_tiny, **SMALL) as llm:
         yield llm
 
 
 Scripted = Callable[..., tuple[LLM, ScriptedEngine]]
 
 
-def test_options_reach_the_engine_under_their_own_names(scripted: Scripted) -> None:
+def test_options_reach_the_engine_under_their_own_names(
+    scripted: Scripted, random_tiny: Path
+) -> None:
     _, engine = scripted(
         {
             "dtype": "float32",
@@ -147,7 +146,7 @@ def test_options_reach_the_engine_under_their_own_names(scripted: Scripted) -> N
         }
     )
     assert engine.config is not None
-    assert engine.config.model == str(TINY)
+    assert engine.config.model == str(random_tiny)
     assert engine.config.dtype == "float32"
     assert engine.config.cache.kv_cache_dtype == "fp8"
     assert engine.config.max_model_len == 512
@@ -494,13 +493,13 @@ print(len(llm.generate([5, 6, 7], params)[0].outputs[0].token_ids))
 """
 
 
-def test_token_ids_need_no_other_package() -> None:
+def test_token_ids_need_no_other_package(random_tiny: Path) -> None:
     """GPU machines may have torch, numpy, safetensors and tokenizers only."""
     done = subprocess.run(
-        [sys.executable, "-c", NOT_ON_GPU_MACHINES, TINY],
+        [sys.executable, "-c", NOT_ON_GPU_MACHINES, random_tiny],
         capture_output=True,
         text=True,
-        cwd=TINY.parents[2],
+        cwd=ROOT,
         check=False,
     )
     assert done.stdout.strip() == "3", done.stderr

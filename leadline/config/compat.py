@@ -50,7 +50,6 @@ VALUES = {
     "data_parallel_rpc_port": "there is one rank",
     "distributed_executor_backend": "there is one rank",
     "engram_config": "tables stay where the checkpoint's files lie",
-    "generation_config": "--override-generation-config sets defaults",
     "kernel_config": "the device decides",
     "limit_mm_per_prompt": "images are not served",
     "master_addr": "there is one rank",

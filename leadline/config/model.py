@@ -200,11 +200,19 @@ def read_model_type(folder: Path) -> str:
     Raises:
         ConfigError: the file is missing or no JSON object.
     """
-    file = folder / "config.json"
+    return str(read_object(folder / "config.json").get("model_type", MODEL_TYPE))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        ConfigError: the file is missing or no JSON object.
+    """
     raw = _read(file)
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, dict):
         raise ConfigError(f"{file}: must hold a JSON object, not {type(raw).__name__}")
-    return str(raw.get("model_type", MODEL_TYPE))
+    return raw
 
 
 def _read(file: Path) -> Any:

@@ -34,7 +34,9 @@ class ChatConfig:
         sampling_policy: thinking mode: ``honour`` the request, or do as ``deepseek``'s cloud.
         default_max_tokens: of chats that set none: ``deepseek``, ``remaining`` or a number.
         strict_max_tokens: a limit beyond the context is an error, not lowered.
-        override_generation_config: JSON: sampling values of requests that say nothing.
+        generation_config: where ``generation_config.json`` lies, with sampling values of requests
+            that say nothing: ``auto`` is the checkpoint, ``vllm`` is nowhere, else a folder.
+        override_generation_config: JSON: the same, before what that file says.
         max_logprobs: most likely tokens that may be asked for; -1 is the whole vocabulary.
         usage_in_final_chunk: usage also stands in a stream's finish chunk.
         enable_force_include_usage: usage ends every stream, asked for or not.
@@ -54,6 +56,7 @@ class ChatConfig:
     sampling_policy: str = "honour"
     default_max_tokens: str = "deepseek"
     strict_max_tokens: bool = False
+    generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
     max_logprobs: int = 20
     usage_in_final_chunk: bool = False

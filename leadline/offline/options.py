@@ -23,6 +23,7 @@ CHAT_OPTIONS = (
     "strict_tool_history",
     "tool_strict_level",
     "default_max_tokens",
+    "generation_config",
     "override_generation_config",
 )
 

@@ -22,6 +22,8 @@ from leadline.text.sampling_defaults import (
     default_chat_limit,
     sampling_defaults,
     thinking_policy,
+    with_end_tokens,
+    with_generation_config,
 )
 from leadline.text.tokenizer import Tokenizer
 
@@ -68,7 +70,11 @@ class PromptEncoder:
         tokenizer: None serves token ids only.
         options: how chats are rendered and constrained.
         max_model_len: tokens of a prompt and its answer.
-        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
+        folder: the checkpoint, which decides the chat format (C6) and may bring sampling values;
+            None is a V4.1 without files.
+
+    Raises:
+        ConfigError: sampling values that cannot be used.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class PromptEncoder:
         folder: Path | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._options = options
+        self._options = with_generation_config(options, folder)
         self._max_model_len = max_model_len
         self._folder = folder
 
@@ -194,7 +200,7 @@ class PromptEncoder:
     def _request(
         self, token_ids: Iterable[int], sampling: SamplingParams, *, param: str
     ) -> EngineRequest:
-        request = EngineRequest("", tuple(token_ids), sampling)
+        request = EngineRequest("", tuple(token_ids), with_end_tokens(sampling, self._options))
         num_tokens = len(request.prompt_token_ids)
         if num_tokens + min(1, sampling.max_tokens) > self._max_model_len:
             raise prompt_too_long(num_tokens, self._max_model_len, param=param)

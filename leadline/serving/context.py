@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from leadline.serving.request_record import RequestRecord
 from leadline.serving.tracing import Tracer
 from leadline.text.encoding import ChatEncoder
 from leadline.text.profiles import choose_profile
+from leadline.text.sampling_defaults import with_generation_config
 from leadline.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -106,10 +107,11 @@ class Server:
         model: what clients may know of it.
         config: the server's settings.
         engine_settings: the engine's, as ``/server_info`` shows them.
-        folder: the checkpoint, which decides the chat format (C6); None is a V4.1 without files.
+        folder: the checkpoint, which decides the chat format (C6) and may bring sampling values;
+            None is a V4.1 without files.
 
     Raises:
-        ConfigError: an alias of no model, or keys that cannot be read.
+        ConfigError: an alias of no model, or keys or sampling values that cannot be read.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Server:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
+        config = replace(config, chat=with_generation_config(config.chat, folder))
         profile = choose_profile(config.chat.effort_profile, folder)
         self.encoder = ChatEncoder(tokenizer, profile, config.chat)
         self.model = model

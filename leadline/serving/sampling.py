@@ -8,7 +8,7 @@ from typing import Any
 from leadline.core.errors import BadRequest
 from leadline.core.request import SamplingParams
 from leadline.serving.context import Server
-from leadline.text.sampling_defaults import sampling_defaults
+from leadline.text.sampling_defaults import sampling_defaults, with_end_tokens
 
 _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias")
 _LOGPROB_FIELDS = ("logprobs", "prompt_logprobs")
@@ -18,7 +18,7 @@ def sampling_params(server: Server, given: Mapping[str, Any], *, max_tokens: int
     """Checked parameters: what the client gave, then the server's defaults.
 
     Args:
-        server: says the vocabulary, the limits and ``--override-generation-config``.
+        server: says the vocabulary, the limits and the defaults.
         given: ``SamplingParams`` fields of the request, without those that it left out.
         max_tokens: already resolved by ``output_limit``.
 
@@ -30,8 +30,9 @@ def sampling_params(server: Server, given: Mapping[str, Any], *, max_tokens: int
         check_token_ids(server, given.get(name) or (), param=name)
     for name in _LOGPROB_FIELDS:
         check_num_logprobs(given.get(name), server.config.chat.max_logprobs, param=name)
-    defaults = sampling_defaults(server.config.chat)
-    return SamplingParams(**{**defaults, **given, "max_tokens": max_tokens})
+    options = server.config.chat
+    params = {**sampling_defaults(options), **given, "max_tokens": max_tokens}
+    return with_end_tokens(SamplingParams(**params), options)
 
 
 def check_token_ids(server: Server, token_ids: Iterable[int], *, param: str) -> None:

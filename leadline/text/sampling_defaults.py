@@ -1,14 +1,23 @@
-"""What sampling a request gets that says nothing of it, over HTTP and offline (5.1, 9.1, 9.2)."""
+"""What sampling a request gets that says nothing of it, wherever it comes from (5.1, 9.1, 9.2)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from leadline.config.model import read_object
 from leadline.config.server import ChatConfig
+from leadline.core.errors import BadRequest, ConfigError
+from leadline.core.request import SamplingParams
 from leadline.text.chat import ChatPrompt
 
-# Sampling values that ``generation_config.json`` and its override may hold.
+logger = logging.getLogger(__name__)
+
+GENERATION_CONFIG = "generation_config.json"
+# Sampling values that this file and its override may hold; what else stands there is for others.
 _OVERRIDABLE = (
     "temperature",
     "top_p",
@@ -21,10 +30,51 @@ _OVERRIDABLE = (
 _MIN_THINKING_TOP_P = 0.95  # the cloud's, with thinking
 
 
+def with_generation_config(options: ChatConfig, folder: Path | None) -> ChatConfig:
+    """The options with a checkpoint's own sampling values beneath those of the override.
+
+    A line in the log says what there is.
+
+    Args:
+        options: ``generation_config`` says which file: ``auto`` is the checkpoint's, which may have
+            none, ``vllm`` is none, else it is a folder that must have one.
+        folder: the checkpoint; None has no files.
+
+    Raises:
+        ConfigError: the file cannot be read, or a value cannot be used.
+    """
+    setting = options.generation_config
+    source = folder if setting == "auto" else None if setting == "vllm" else Path(setting)
+    found: dict[str, Any] = {}
+    if source is not None:
+        file = source / GENERATION_CONFIG
+        if setting != "auto" or file.is_file():
+            found = read_object(file)
+            logger.info("sampling defaults from %s: %s", file, found)
+    merged = {**found, **(options.override_generation_config or {})}
+    options = replace(options, override_generation_config=merged)
+    try:
+        with_end_tokens(SamplingParams(**sampling_defaults(options)), options)
+    except (BadRequest, TypeError) as error:
+        raise ConfigError(
+            f"a default of {GENERATION_CONFIG} or --override-generation-config: {error}"
+        ) from error
+    return options
+
+
 def sampling_defaults(options: ChatConfig) -> dict[str, Any]:
-    """``SamplingParams`` fields that ``--override-generation-config`` sets."""
+    """``SamplingParams`` fields that the options set for requests that leave them out."""
     overrides = options.override_generation_config or {}
-    return {name: overrides[name] for name in _OVERRIDABLE if name in overrides}
+    return {name: overrides[name] for name in _OVERRIDABLE if overrides.get(name) is not None}
+
+
+def with_end_tokens(sampling: SamplingParams, options: ChatConfig) -> SamplingParams:
+    """Parameters that also end where the options' ``eos_token_id`` says, an id or several."""
+    ends = (options.override_generation_config or {}).get("eos_token_id")
+    if ends is None or sampling.ignore_eos:
+        return sampling
+    ends = (ends,) if isinstance(ends, int) else tuple(ends)
+    return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends))
 
 
 def thinking_policy(

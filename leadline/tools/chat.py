@@ -8,15 +8,23 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
+from leadline.config.server import ChatConfig
 from leadline.core.client import EngineClient
-from leadline.core.errors import EngineDead, LeadlineError
+from leadline.core.errors import ConfigError, EngineDead, LeadlineError
 from leadline.core.request import EngineRequest, SamplingParams
-from leadline.text.chat import ChatInput, Content, Delta, Reasoning
+from leadline.text.chat import ChatInput, ChatPrompt, Content, Delta, Reasoning
 from leadline.text.encoding import ChatEncoder
 from leadline.text.output_parser import OutputParser
+from leadline.text.sampling_defaults import (
+    default_chat_limit,
+    sampling_defaults,
+    thinking_policy,
+    with_end_tokens,
+)
 
 GREETING = "Ctrl-C stops an answer. /reset begins anew, /exit ends."
 
@@ -26,33 +34,51 @@ class ChatOptions:
     """How answers are made.
 
     Attributes:
+        file: a text that every conversation begins with, such as a note to ask about.
         thinking: let the model reason before it answers.
-        temperature: 0 is greedy.
-        top_p: share of the probability that tokens are drawn from.
+        temperature: 0 is greedy; auto is the model's own.
+        top_p: share of the probability that tokens are drawn from; auto is the model's own.
         max_tokens: longest answer, reasoning included; auto is the model's own limit.
     """
 
+    file: str | None = None
     thinking: bool = True
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     max_tokens: int | None = None
 
 
 class ChatSession:
     """A conversation with an engine.
 
+    Args:
+        client: the engine.
+        encoder: of the model.
+        max_model_len: tokens of the conversation and its answer.
+        options: what the user chose.
+        defaults: what holds where they chose nothing.
+        attached: a text that the first message begins with.
+
     Attributes:
         messages: what was said so far, as OpenAI chat messages.
     """
 
     def __init__(
-        self, client: EngineClient, encoder: ChatEncoder, max_model_len: int, options: ChatOptions
+        self,
+        client: EngineClient,
+        encoder: ChatEncoder,
+        max_model_len: int,
+        options: ChatOptions,
+        defaults: ChatConfig,
+        attached: str = "",
     ) -> None:
         self.messages: list[dict[str, str]] = []
         self._client = client
         self._encoder = encoder
         self._max_model_len = max_model_len
         self._options = options
+        self._defaults = defaults
+        self._attached = attached
 
     async def answer(self, text: str) -> AsyncGenerator[Delta, None]:
         """Say ``text`` and yield the answer; what was yielded is part of the conversation.
@@ -60,12 +86,11 @@ class ChatSession:
         Raises:
             LeadlineError: the request cannot be served, and nothing was said.
         """
+        if self._attached and not self.messages:
+            text = f"{self._attached}\n\n{text}"
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = self._encoder.encode(ChatInput(asked, thinking=self._options.thinking))
-        limit = self._options.max_tokens or prompt.default_max_tokens(self._max_model_len)
-        sampling = SamplingParams(
-            temperature=self._options.temperature, top_p=self._options.top_p, max_tokens=limit
-        )
+        sampling = self._sampling(prompt)
         parser = OutputParser(self._encoder.tokenizer, prompt, sampling)
         request = EngineRequest(uuid.uuid4().hex, prompt.token_ids, sampling)
         reply = {"role": "assistant", "content": "", "reasoning_content": ""}
@@ -84,6 +109,34 @@ class ChatSession:
             # Also when the reader stopped in the middle: it knows this much of the answer.
             if reply["content"] or reply["reasoning_content"]:
                 self.messages = [*asked, reply]
+
+    def _sampling(self, prompt: ChatPrompt) -> SamplingParams:
+        options, defaults = self._options, self._defaults
+        chosen = {"temperature": options.temperature, "top_p": options.top_p}
+        given = thinking_policy(
+            {name: value for name, value in chosen.items() if value is not None},
+            prompt,
+            defaults,
+            is_v4=not self._encoder.profile.has_system_marker,
+        )
+        limit = options.max_tokens or default_chat_limit(prompt, defaults, self._max_model_len)
+        params = {**sampling_defaults(defaults), **given, "max_tokens": limit}
+        return with_end_tokens(SamplingParams(**params), defaults)
+
+
+def read_attached(options: ChatOptions) -> str:
+    """The text of the options' file, empty without one.
+
+    Raises:
+        ConfigError: it cannot be read as text.
+    """
+    file = options.file
+    if file is None:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"file is {file!r}, which cannot be read as text ({error})") from error
 
 
 async def run_chat(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from leadline.config.server import ChatConfig
 from leadline.core.client import EngineClient
 from leadline.core.errors import LeadlineError
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.text.detokenizer import TextOutput
+from leadline.text.sampling_defaults import sampling_defaults, with_end_tokens
 from leadline.text.tokenizer import Tokenizer
 
 
@@ -19,31 +21,39 @@ class GenerateOptions:
 
     Attributes:
         max_tokens: tokens to generate at most.
-        temperature: 0 is greedy.
-        top_p: share of the probability that tokens are drawn from.
+        temperature: 0 is greedy; auto is the model's own.
+        top_p: share of the probability that tokens are drawn from; auto is the model's own.
         ignore_eos: go on behind the model's end token.
     """
 
     max_tokens: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     ignore_eos: bool = False
 
 
 async def generate_text(
-    client: EngineClient, tokenizer: Tokenizer, prompt: str, options: GenerateOptions
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    prompt: str,
+    options: GenerateOptions,
+    defaults: ChatConfig,
 ) -> AsyncGenerator[str, None]:
     """Yield the text that follows ``prompt``, as it comes.
+
+    Args:
+        client: the engine.
+        tokenizer: of the model.
+        prompt: the text before.
+        options: what the user chose.
+        defaults: what holds where they chose nothing.
 
     Raises:
         LeadlineError: the request cannot be served, or failed.
     """
-    sampling = SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        ignore_eos=options.ignore_eos,
-    )
+    chosen = {name: value for name, value in asdict(options).items() if value is not None}
+    params = {**sampling_defaults(defaults), **chosen}
+    sampling = with_end_tokens(SamplingParams(**params), defaults)
     text = TextOutput(tokenizer, sampling)
     request = EngineRequest("generate", tuple(tokenizer.encode_prompt(prompt)), sampling)
     async with aclosing(client.submit(request)) as outputs:

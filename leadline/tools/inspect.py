@@ -139,6 +139,8 @@ def inspect_main(target: str, memory: str | None = None, kv_cache_dtype: str = "
     print_report(report, title=target, console=console)
     if checkpoint is not None:
         console.print(f"The files hold every tensor of the backbone: {checkpoint.path}")
+    if (card := folder / "README.md").is_file():
+        console.print(f"What the model is for: {card}")
 
 
 def inspect_model(
@@ -257,12 +259,12 @@ def print_report(report: ModelReport, *, title: str, console: Console) -> None:
     console.print(layers)
 
     for name, stored in (("format", report.by_format), ("role", report.by_role)):
-        weights = Table(name, "tensors", "parameters", "bytes", "GB", title=f"weights by {name}")
+        weights = Table(name, "tensors", "parameters", "bytes", "size", title=f"weights by {name}")
         for column in weights.columns[1:]:
             column.justify = "right"
         for key, kind in stored.items():
             counts = (f"{n:,}" for n in (kind.tensors, kind.parameters, kind.nbytes))
-            weights.add_row(key, *counts, f"{kind.nbytes / 1e9:.2f}")
+            weights.add_row(key, *counts, _size(kind.nbytes))
         console.print(weights)
 
     total = report.num_tensors + sum(report.skipped.values())
@@ -296,6 +298,10 @@ def _fit_lines(fit: Fit) -> list[tuple[str, str]]:
         ("pages", f"{fit.pages:,}, or {fit.tokens:,} tokens"),
         (f"sessions of {SESSION_TOKENS:,}", f"{fit.sessions:,}"),
     ]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def _billions(count: int) -> str:

@@ -1,8 +1,9 @@
-"""Servers of the bundled model, each a process with a port."""
+"""Servers of the small random model, each a process with a port."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,9 @@ from tests.e2e.process import Served, running
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Served]:
+def server(random_tiny: Path) -> Iterator[Served]:
     """A server as it is by default; it must also stop cleanly."""
-    with running() as served:
+    with running(random_tiny) as served:
         yield served
 
 
@@ -23,8 +24,8 @@ def base_url(server: Served) -> str:
 
 
 @pytest.fixture(scope="session")
-def exact_url() -> Iterator[str]:
+def exact_url(random_tiny: Path) -> Iterator[str]:
     """The address of one whose hits change no answer, with small blocks and a short context."""
     flags = ("--no-swa-bounded-replay", "--block-size", "16", "--max-model-len", "1024")
-    with running(*flags) as served:
+    with running(random_tiny, *flags) as served:
         yield served.url

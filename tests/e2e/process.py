@@ -76,16 +76,19 @@ class Served:
 
 
 @contextmanager
-def running(*flags: str, max_files: int | None = None, code: int = 0) -> Iterator[Served]:
-    """A server of the bundled model on a free port.
+def running(
+    model: Path, *flags: str, max_files: int | None = None, code: int = 0
+) -> Iterator[Served]:
+    """A server of a model that is called ``tiny``, on a free port.
 
     Args:
+        model: its folder.
         flags: of ``leadline serve``.
         max_files: soft limit of its file descriptors.
         code: how it must end.
     """
-    command = [sys.executable, "-m", "leadline", "serve", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--drain-delay", "0", *flags]
+    command = [sys.executable, "-m", "leadline", "serve", str(model), "--host", "127.0.0.1"]
+    command += ["--port", "0", "--drain-delay", "0", *flags]
     if max_files is not None:
         command = ["sh", "-c", f'ulimit -Sn {max_files}; exec "$@"', "sh", *command]
     with tempfile.NamedTemporaryFile() as log:

@@ -1,4 +1,4 @@
-"""What the checklist says of answers, shown by the bundled model behind ``leadline serve``."""
+"""What the checklist says of answers, shown by a random model behind ``leadline serve``."""
 
 from __future__ import annotations
 

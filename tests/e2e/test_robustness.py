@@ -18,6 +18,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -50,10 +51,11 @@ def sizes(short: int, long: int) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served(random_tiny: Path) -> Iterator[Served]:
     # More connections than its soft limit of descriptors: it must raise that by itself.
     flags = {"max-num-queued-reqs": MAX_OPEN, "stream-write-timeout": 1, "max-logprobs": 100}
-    with running(*SMALL, *(f"--{k}={v}" for k, v in flags.items()), max_files=256) as server:
+    settings = [f"--{name}={value}" for name, value in flags.items()]
+    with running(random_tiny, *SMALL, *settings, max_files=256) as server:
         asyncio.run(settle(server))
         yield server
 
@@ -361,8 +363,8 @@ async def kill_engine(server: Served, num_streams: int) -> None:
         os.kill(server.engine_pid, signal.SIGKILL)
 
 
-def test_item_92_streams_hear_of_a_killed_engine_and_the_server_ends() -> None:
-    with running(*SMALL, code=2) as server:
+def test_item_92_streams_hear_of_a_killed_engine_and_the_server_ends(random_tiny: Path) -> None:
+    with running(random_tiny, *SMALL, code=2) as server:
 
         async def scenario() -> None:
             await kill_engine(server, 8)
@@ -374,8 +376,10 @@ def test_item_92_streams_hear_of_a_killed_engine_and_the_server_ends() -> None:
 @pytest.mark.parametrize(
     ("times", "num_streams"), [(1, 8), pytest.param(3, 64, marks=pytest.mark.slow)]
 )
-def test_item_92_a_killed_engine_is_replaced(times: int, num_streams: int) -> None:
-    with running(*SMALL, "--auto-restart") as server:
+def test_item_92_a_killed_engine_is_replaced(
+    random_tiny: Path, times: int, num_streams: int
+) -> None:
+    with running(random_tiny, *SMALL, "--auto-restart") as server:
 
         async def scenario() -> None:
             async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_SECONDS) as http:

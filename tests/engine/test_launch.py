@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import leadline
 from leadline.cache.layout import cache_layout
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.config.presets import preset
@@ -26,7 +25,6 @@ from leadline.engine.launch import (
 from leadline.text.tokenizer import Tokenizer
 from tests.fakes import request
 
-BUNDLED = Path(leadline.__file__).parent / "data" / "tiny"
 TINY = EngineConfig(
     model="tiny-window128",
     load_format="dummy",
@@ -194,10 +192,10 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
         resolve_device("cuda")
 
 
-def test_the_bundled_model_answers_within_a_grammar() -> None:
+def test_a_checkpoint_answers_within_a_grammar(random_tiny: Path) -> None:
     """In this process, without an event loop: ``wait`` stands in for its wake-up."""
-    engine = build_engine(EngineConfig(model=str(BUNDLED), device="cpu", cache=TINY.cache))
-    tokenizer = Tokenizer(BUNDLED / "tokenizer.json")
+    engine = build_engine(EngineConfig(model=str(random_tiny), device="cpu", cache=TINY.cache))
+    tokenizer = Tokenizer(random_tiny / "tokenizer.json")
     text = "Z\N{LATIN SMALL LETTER U WITH DIAERESIS}rich, 9 \N{ROCKET}"
     constraint = Constraint(f'start: "{text}"')
     engine.add(replace(request("a", [5, 6, 7], 60), constraint=constraint))

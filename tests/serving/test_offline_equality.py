@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,22 @@ def test_c63_options_are_the_servers_flags(
     server.post("/v1/completions", prompt="a")
     raw = PromptEncoder(tokenizer, chat_config, 8192).completion("a", None, param="prompt")
     assert raw.request == replace(server.engine.requests[1], request_id="")
+
+
+def test_c63_a_checkpoint_brings_its_sampling_here_and_there(
+    rig: MakeRig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v41"}', encoding="utf-8")
+    own = '{"temperature": 0.25, "top_k": 3, "eos_token_id": [1, 9]}'
+    (tmp_path / "generation_config.json").write_text(own, encoding="utf-8")
+    server = rig("Yes.", folder=tmp_path)
+    server.chat()
+    asked = server.engine.requests[0].sampling
+    assert (asked.temperature, asked.top_k, asked.stop_token_ids) == (0.25, 3, (1, 9))
+    here = PromptEncoder(tokenizer, ChatConfig(), 8192, tmp_path)
+    assert here.chat(HELLO, None).request.sampling == asked
+    explicit = here.chat(HELLO, SamplingParams(temperature=0.5)).request.sampling
+    assert explicit == SamplingParams(temperature=0.5, stop_token_ids=(1, 9))
 
 
 def test_c63_sampling_that_text_needs_asks_for_the_same(rig: MakeRig, tokenizer: Tokenizer) -> None:

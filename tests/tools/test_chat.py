@@ -6,25 +6,26 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from leadline.cli import bundled_model
-from leadline.core.errors import BadRequest, EngineDead
+from leadline.config.server import ChatConfig
+from leadline.core.errors import BadRequest, ConfigError, EngineDead
 from leadline.text.chat import Content, Delta, Reasoning
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
-from leadline.tools.chat import ChatOptions, ChatSession, run_chat
+from leadline.tools.chat import ChatOptions, ChatSession, read_attached, run_chat
 from tests.serving.scripted import ScriptedEngine
 
 DIM = "\x1b[2m"
 
 
 @pytest.fixture(scope="module")
-def encoder() -> ChatEncoder:
-    return ChatEncoder(Tokenizer(bundled_model() / "tokenizer.json"))
+def encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    return ChatEncoder(tokenizer)
 
 
 def scripted(encoder: ChatEncoder, text: str, **changes: Any) -> ScriptedEngine:
@@ -34,8 +35,16 @@ def scripted(encoder: ChatEncoder, text: str, **changes: Any) -> ScriptedEngine:
     return ScriptedEngine([[token_id] for token_id in ids], eos, **changes)
 
 
-def make_session(engine: ScriptedEngine, encoder: ChatEncoder, **options: Any) -> ChatSession:
-    return ChatSession(engine, encoder, 4096, ChatOptions(**options))
+def make_session(
+    engine: ScriptedEngine,
+    encoder: ChatEncoder,
+    *,
+    defaults: dict[str, Any] | None = None,
+    attached: str = "",
+    **options: Any,
+) -> ChatSession:
+    config = ChatConfig(override_generation_config=defaults)
+    return ChatSession(engine, encoder, 4096, ChatOptions(**options), config, attached)
 
 
 async def ask(session: ChatSession, text: str) -> list[Delta]:
@@ -85,7 +94,12 @@ def test_an_answer_arrives_in_pieces_and_joins_the_next_prompt(encoder: ChatEnco
 @pytest.mark.parametrize(("thinking", "tail"), [(True, "<think>"), (False, "</think>")])
 def test_options_shape_the_request(encoder: ChatEncoder, thinking: bool, tail: str) -> None:
     engine = scripted(encoder, "x")
-    options = {"thinking": thinking, "temperature": 0.5, "top_p": 0.9, "max_tokens": 7}
+    options: dict[str, Any] = {
+        "thinking": thinking,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 7,
+    }
     asyncio.run(ask(make_session(engine, encoder, **options), "hi"))
     [request] = engine.requests
     assert encoder.tokenizer.decode(request.prompt_token_ids).endswith(tail)
@@ -99,6 +113,36 @@ def test_without_a_limit_the_models_own_holds(encoder: ChatEncoder) -> None:
     asyncio.run(ask(make_session(engine, encoder), "hi"))
     [request] = engine.requests
     assert request.sampling.max_tokens == 4096 - len(request.prompt_token_ids)
+
+
+def test_what_nobody_chose_is_the_models_own(encoder: ChatEncoder) -> None:
+    engine = scripted(encoder, "x")
+    own = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "max_new_tokens": 30, "eos_token_id": [9]}
+    asyncio.run(ask(make_session(engine, encoder, defaults=own, top_p=0.75), "hi"))
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.75, 7)
+    assert (sampling.max_tokens, sampling.stop_token_ids) == (30, (9,))
+
+
+def test_an_attached_text_begins_every_conversation(encoder: ChatEncoder) -> None:
+    session = make_session(scripted(encoder, "x"), encoder, attached="A note.")
+    asyncio.run(ask(session, "one"))
+    asyncio.run(ask(session, "two"))
+    assert [message["content"] for message in session.messages[::2]] == ["A note.\n\none", "two"]
+    session.messages = []
+    asyncio.run(ask(session, "three"))
+    assert session.messages[0]["content"] == "A note.\n\nthree"
+
+
+def test_a_file_is_attached_as_text_or_named(tmp_path: Path) -> None:
+    file = tmp_path / "note.txt"
+    file.write_text("Berth 7 \N{EM DASH} free.\n", encoding="utf-8")
+    assert read_attached(ChatOptions(file=str(file))) == "Berth 7 \N{EM DASH} free."
+    assert read_attached(ChatOptions()) == ""
+    file.write_bytes(b"\xff")
+    for name in (file, tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=f"file is '{name}', which cannot be read as text"):
+            read_attached(ChatOptions(file=str(name)))
 
 
 def test_an_answer_that_is_left_early_is_remembered_as_far_as_it_came(

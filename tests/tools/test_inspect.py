@@ -87,6 +87,8 @@ def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "657 used, skipped 169 draft" in out
     assert "The files hold every tensor of the backbone" in out
+    assert "MB" in out
+    assert "What the model is for" not in out
     next(tmp_path.glob("*.safetensors")).unlink()
     with pytest.raises(CheckpointError, match="shard is missing"):
         inspect_main(str(tmp_path))

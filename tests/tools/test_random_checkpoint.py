@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def test_shards_change_no_byte_and_seeds_do(tmp_path: Path) -> None:
     one = written("one")
     assert written("three", "--shards", "3") == one
     assert written("other", "--seed", "1") != one
+
+
+def test_weights_are_the_same_on_every_machine(random_tiny: Path) -> None:
+    checkpoint = Checkpoint(random_tiny)
+    digest = hashlib.sha256()
+    for name in sorted(checkpoint.entries):
+        digest.update(checkpoint.array(name).tobytes())
+    assert digest.hexdigest() == "751e229abcd40026fd4ef1f5ed04746cdca6d6b4d092a5146d2732470ce2bdb5"
 
 
 def test_plain_leaves_scales_and_quantization_out(tmp_path: Path) -> None:

@@ -22,19 +22,19 @@ from leadline.tools.train_tiny.tokenizer import (
 )
 
 ROOT = Path(__file__).parents[3]
-BUNDLED = ROOT / "leadline/data/tiny/tokenizer.json"
-TOKENIZER = Tokenizer.from_file(str(BUNDLED))
+FIXTURE = ROOT / "tests/fixtures/random_tiny/tokenizer.json"
+TOKENIZER = Tokenizer.from_file(str(FIXTURE))
 RECIPE_MARKERS = [
     token.default_str() for token in vars(SpecialToken).values() if isinstance(token, SpecialToken)
 ]
 
 
-def test_bundled_file_is_what_its_texts_train(golden: Path, tmp_path: Path) -> None:
+def test_the_fixture_is_what_its_texts_train(golden: Path, tmp_path: Path) -> None:
     sets = ("engram", "quant", "v41-reference", "v41-tiny")
     texts = [ROOT / "LICENSE", *(golden / name / "README.md" for name in sets)]
     tokenizer = train_random_model_tokenizer([text.read_text() for text in texts], vocab_size=1024)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert (tmp_path / "tokenizer.json").read_bytes() == BUNDLED.read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == FIXTURE.read_bytes()
 
 
 def test_sentence_markers_have_the_released_ids() -> None:
@@ -56,7 +56,7 @@ def test_any_text_survives_a_round_trip(text: str) -> None:
 
 
 def test_recipe_tells_typed_markers_from_real_ones() -> None:
-    recipe = deepseek_recipe.Tokenizer.from_file(str(BUNDLED))
+    recipe = deepseek_recipe.Tokenizer.from_file(str(FIXTURE))
     encoding = DeepseekV41Encoding().with_tokenizer(recipe)
     ids = encoding.encode(Conversation([UserMessage("<think>")], thinking_mode=False))
     user, assistant, end, start = (
