@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import torch
@@ -13,18 +14,19 @@ from leadline.tools.train_tiny.whole import load_whole
 
 logger = logging.getLogger(__name__)
 
-# What requests get that say nothing: a small model wanders off at higher temperatures.
-GENERATION_CONFIG = {"temperature": 0.3}
+# What requests get that say nothing: a small model wanders off at higher temperatures, and some
+# answers of it never end.
+GENERATION_CONFIG = {"temperature": 0.0, "max_new_tokens": 1024}
 
 
 def export_checkpoint(weights: Path, data: Path, out: Path) -> None:
-    """Write a checkpoint in the official mixed layout, two shards, with its tokenizer.
+    """Write a checkpoint in the official mixed layout, two shards, with tokenizer and NOTICE.
 
     A draft head that was not trained has random weights: drafts are then hardly ever accepted,
     but the files are whole.
 
     Args:
-        weights: a ``weights`` folder of a stage, or of the draft head's training.
+        weights: a ``weights`` folder of a stage or of the draft head's training, or a checkpoint.
         data: the folder of data that it was trained on.
         out: the folder; must not hold a checkpoint already.
 
@@ -44,3 +46,6 @@ def export_checkpoint(weights: Path, data: Path, out: Path) -> None:
     official.export(out, whole.config, parameters, tokenizer=data / "tokenizer.json")
     text = json.dumps(GENERATION_CONFIG, indent=2) + "\n"
     (out / "generation_config.json").write_text(text, encoding="utf-8")
+    notice = data / "NOTICE"
+    if notice.is_file():  # data of a rehearsal has none
+        shutil.copyfile(notice, out / notice.name)
