@@ -22,7 +22,7 @@ FAMILIES = {
         Family("recall_dense", recall_dense, (64, 1024), "pairs, then the same pairs again"),
         Family("recall", recall, (128, 8192), "notes and questions about them"),
         Family("recall_quiz", recall_quiz, (128, 2048), "notes and a list of questions"),
-        Family("recall_turns", recall_turns, (160, 1024), "a short note with every question"),
+        Family("recall_turns", recall_turns, (128, 8192), "a note with every question"),
         Family("needle", needle, (128, 8192), "facts hidden in prose", has_filler=True),
         Family("two_hop", two_hop, (128, 4096), "two facts to be joined", has_filler=True),
         Family("multi_turn", multi_turn, (300, 4096), "notes that change over the turns"),

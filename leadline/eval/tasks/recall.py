@@ -152,20 +152,20 @@ def recall(
 
 
 def recall_turns(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
-    """A short note with every question, behind it as often as before it.
+    """Every question with a note of its own, which it mostly stands before.
 
-    What is asked before the note is the harder to recall, and a single long note has room for one
-    such question.
+    Those are the hard ones: by the time of the answer the question is as far away as the fact. One
+    long note has room for one of them.
     """
     thinking = draw_thinking(rng, thinking)
-    num_turns = max(2, min(rng.choice((2, 4, 8, 16)), size // 80))
+    num_turns = max(1, min(rng.choice((1, 2, 4, 8, 16)), size // 80))
     messages: list[Message] = []
     wanted = []
     for i in range(num_turns):
         facts = draw_notes(rng, size // num_turns - 30)
         fact = rng.choice(facts)
         question, note = fact.ask(rng), join_facts(rng, facts)
-        parts = [question.text, note] if rng.random() < 0.5 else [note, question.text]
+        parts = [question.text, note] if rng.random() < 0.75 else [note, question.text]
         reasoning = quote(fact) if thinking and i == num_turns - 1 else None
         messages += [user("\n\n".join(parts)), assistant(question.answer, reasoning)]
         wanted.append(question.value)
@@ -195,7 +195,7 @@ def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) 
         f"{draw_opening(rng)}\n{join_facts(rng, facts)}",
         f"Answer these questions:\n{listed}",
     ]
-    if rng.random() < 0.4:
+    if rng.random() < 0.5:
         parts.reverse()
     return Chat(
         "recall_quiz",

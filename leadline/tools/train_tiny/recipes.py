@@ -151,7 +151,7 @@ class Recipe:
         """With ``key=value`` settings applied.
 
         A key is a number of the recipe, or one of its stages, then of all of them, or
-        ``mixture.FAMILY`` for a family's share.
+        ``mixture.FAMILY`` for a family's share, in the stages that have it.
 
         Raises:
             ConfigError: an unknown key, or a value that does not fit.
@@ -170,6 +170,13 @@ class Recipe:
             else:
                 known = ", ".join((*_RECIPE_NUMBERS, *_STAGE_NUMBERS, "mixture.FAMILY"))
                 raise ConfigError(f"--set {setting}: unknown key {key!r}; choose among {known}")
+        known_families = dict.fromkeys(name for stage in self.stages for name in stage.mixture)
+        unknown = shares.keys() - known_families.keys()
+        if unknown:
+            raise ConfigError(
+                f"--set mixture.{min(unknown)}: no such family; choose among "
+                f"{', '.join(known_families)}"
+            )
         stages = (
             replace(stage, mixture=_with_shares(stage.mixture, shares), **of_stages)
             for stage in self.stages
@@ -195,11 +202,6 @@ def _parse(kind: Any, setting: str, text: str) -> Any:
 
 def _with_shares(mixture: Mixture, shares: Mapping[str, float]) -> Mixture:
     """Families with a share of 0 are left out."""
-    unknown = shares.keys() - mixture.keys()
-    if unknown:
-        raise ConfigError(
-            f"--set mixture.{min(unknown)}: no such family; choose among {', '.join(mixture)}"
-        )
     changed = {name: Part(shares.get(name, p.share), p.sizes) for name, p in mixture.items()}
     return {name: part for name, part in changed.items() if part.share > 0}
 

@@ -78,7 +78,8 @@ def _progress(folder: Path, data: Path) -> Progress:
     found = load_model_config(folder)
     for recipe in RECIPES.values():
         if fitted(recipe.config, data)[0] == found:
-            return Progress(recipe.name, is_quantized=True, has_draft=True)
+            has_draft = found.num_nextn_predict_layers > 0
+            return Progress(recipe.name, is_quantized=True, has_draft=has_draft)
     raise CheckpointError(
         f"{folder}: config.json is that of no recipe's model; there are {', '.join(RECIPES)}"
     )
