@@ -9,7 +9,7 @@ from leadline.eval.tasks.multi_turn import multi_turn
 from leadline.eval.tasks.multiple_choice import multiple_choice
 from leadline.eval.tasks.needle import needle, two_hop
 from leadline.eval.tasks.prose import filler
-from leadline.eval.tasks.recall import recall, recall_dense, recall_quiz
+from leadline.eval.tasks.recall import recall, recall_dense, recall_quiz, recall_turns
 from leadline.eval.tasks.sequences import sequences
 from leadline.eval.tasks.smalltalk import smalltalk
 from leadline.eval.tasks.texts import listing, quotation
@@ -22,6 +22,7 @@ FAMILIES = {
         Family("recall_dense", recall_dense, (64, 1024), "pairs, then the same pairs again"),
         Family("recall", recall, (128, 8192), "notes and questions about them"),
         Family("recall_quiz", recall_quiz, (128, 2048), "notes and a list of questions"),
+        Family("recall_turns", recall_turns, (128, 8192), "a note with every question"),
         Family("needle", needle, (128, 8192), "facts hidden in prose", has_filler=True),
         Family("two_hop", two_hop, (128, 4096), "two facts to be joined", has_filler=True),
         Family("multi_turn", multi_turn, (300, 4096), "notes that change over the turns"),

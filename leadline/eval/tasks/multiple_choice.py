@@ -27,11 +27,11 @@ def multiple_choice(
         rng: decides everything.
         size: tokens of the whole.
         thinking: whether the last answer is reasoned.
-        num_questions: turns of the user; left out it is 1 to 5, as the size allows.
+        num_questions: turns of the user; left out it is 1 to 8, as the size allows.
     """
     thinking = draw_thinking(rng, thinking)
     if num_questions is None:
-        num_questions = rng.randint(1, max(1, min(5, size // 120)))
+        num_questions = rng.randint(1, max(1, min(8, size // 80)))
     facts = draw_notes(rng, max(40, size - 50 * num_questions))
     asked = rng.sample(facts, min(num_questions, len(facts)))
     style, ending = rng.choice(_STYLES), rng.choice(_ENDINGS)

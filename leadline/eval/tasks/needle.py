@@ -106,11 +106,11 @@ def two_hop(
         size: tokens of the prompt.
         thinking: whether the last answer is reasoned.
         filler: makes the prose between the facts.
-        num_questions: turns of the user; left out it is 1 to 4.
+        num_questions: turns of the user; left out it is 1 to 8.
     """
     thinking = draw_thinking(rng, thinking)
     num_people = max(2, min(rng.choice((2, 3, 4, 6, 8, 12)), size // 40))
-    num_questions = min(num_questions or rng.choice((1, 1, 2, 4)), num_people)
+    num_questions = min(num_questions or rng.choice((1, 2, 4, 8)), num_people)
     people = rng.sample(words.FIRST_NAMES, num_people)
     boxes: dict[str, str] = {}
     while len(boxes) < num_people:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from leadline.eval.exercise import Chat, Passage
+from leadline.eval.exercise import Chat, Message, Passage
 from leadline.eval.tasks import words
 from leadline.eval.tasks.facts import NOT_NOTED, Fact, Question, draw_notes, draw_stranger
 from leadline.eval.tasks.family import (
@@ -151,8 +151,36 @@ def recall(
     )
 
 
+def recall_turns(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
+    """Every question with a note of its own, which it mostly stands before.
+
+    Those are the hard ones: by the time of the answer the question is as far away as the fact. One
+    long note has room for one of them.
+    """
+    thinking = draw_thinking(rng, thinking)
+    num_turns = max(1, min(rng.choice((1, 2, 4, 8, 16)), size // 80))
+    messages: list[Message] = []
+    wanted = []
+    for i in range(num_turns):
+        facts = draw_notes(rng, size // num_turns - 30)
+        fact = rng.choice(facts)
+        question, note = fact.ask(rng), join_facts(rng, facts)
+        parts = [question.text, note] if rng.random() < 0.75 else [note, question.text]
+        reasoning = quote(fact) if thinking and i == num_turns - 1 else None
+        messages += [user("\n\n".join(parts)), assistant(question.answer, reasoning)]
+        wanted.append(question.value)
+    return Chat(
+        "recall_turns",
+        messages,
+        wanted=wanted,
+        cell=str(size),
+        thinking=thinking,
+        reasoning_effort=draw_effort(rng, thinking),
+    )
+
+
 def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) -> Chat:
-    """Notes and a list of questions in one message, answered line by line."""
+    """Notes and a list of questions, before them or behind, answered line by line."""
     thinking = draw_thinking(rng, thinking)
     num_questions = max(2, min(24, size // 50))
     facts = draw_notes(rng, size - 24 * num_questions)
@@ -163,10 +191,15 @@ def recall_quiz(rng: random.Random, size: int, *, thinking: bool | None = None) 
     reasoning = None
     if thinking:
         reasoning = "\n".join(f"{i}. {fact.text}" for i, fact in enumerate(asked, 1))
-    opening = f"{draw_opening(rng)}\n{join_facts(rng, facts)}"
+    parts = [
+        f"{draw_opening(rng)}\n{join_facts(rng, facts)}",
+        f"Answer these questions:\n{listed}",
+    ]
+    if rng.random() < 0.5:
+        parts.reverse()
     return Chat(
         "recall_quiz",
-        [user(f"{opening}\n\nAnswer these questions:\n{listed}"), assistant(answers, reasoning)],
+        [user("\n\n".join(parts)), assistant(answers, reasoning)],
         wanted=[answers],
         cell=str(size),
         thinking=thinking,

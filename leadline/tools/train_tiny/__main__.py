@@ -1,6 +1,7 @@
 """Training of the bundled model, one command a step.
 
 python -m leadline.tools.train_tiny train --recipe h200 --stage 1 --data DATA --out OUT
+python -m leadline.tools.train_tiny train --recipe h200 --stage 3 --data DATA --from CHECKPOINT ...
 python -m leadline.tools.train_tiny draft --data DATA --from OUT/weights --out DRAFT
 python -m leadline.tools.train_tiny export --data DATA --from DRAFT/weights --out CHECKPOINT
 torchrun --nproc-per-node 2 -m leadline.tools.train_tiny train ...
@@ -25,6 +26,8 @@ from leadline.tools.train_tiny.journal import read_journal
 from leadline.tools.train_tiny.recipes import RECIPES, Recipe
 from leadline.tools.train_tiny.runs import WEIGHTS, Places, train_stage
 
+_START = "weights folder or checkpoint"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     train = commands.add_parser("train", help="train one stage of a recipe")
     _add_training(train)
     train.add_argument("--stage", type=int, required=True, help="number, from 1")
-    train.add_argument("--from", dest="start", type=Path, help="weights folder to go on from")
+    train.add_argument("--from", dest="start", type=Path, help=f"{_START} to go on from")
     train.set_defaults(run=_train)
 
     everything = commands.add_parser("all", help="train all stages of a recipe, one by one")
@@ -49,11 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     draft = commands.add_parser("draft", help="train the draft head of a trained backbone")
     _add_run(draft)
-    draft.add_argument("--from", dest="start", type=Path, required=True, help="weights folder")
+    draft.add_argument("--from", dest="start", type=Path, required=True, help=_START)
     draft.set_defaults(run=_train_draft, state=None)
 
     export = commands.add_parser("export", help="write the checkpoint that is served")
-    export.add_argument("--from", dest="start", type=Path, required=True, help="weights folder")
+    export.add_argument("--from", dest="start", type=Path, required=True, help=_START)
     export.add_argument("--data", type=Path, required=True, help="folder that 'data' wrote")
     export.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     export.set_defaults(run=_export)

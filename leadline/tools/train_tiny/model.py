@@ -24,7 +24,7 @@ from leadline.tools.train_tiny.layers import Compiler, Weight, matrix, norm_weig
 from leadline.tools.train_tiny.rows import Rows
 from leadline.tools.train_tiny.sinkhorn import sinkhorn
 
-PROBES = 64  # rows of a sequence whose attention teaches the indexers
+PROBES = 128  # rows of a sequence whose attention teaches the indexers
 
 
 @dataclass(frozen=True, slots=True)

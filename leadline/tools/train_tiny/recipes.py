@@ -11,8 +11,8 @@ from typing import Any
 from leadline.config.model import ModelConfig, QuantizationConfig, RopeScaling, VisionConfig
 from leadline.config.presets import TINY_22M
 from leadline.core.errors import ConfigError
-from leadline.eval.tasks import FAMILIES
 from leadline.tools.train_tiny.mixture import Mixture, Part
+from leadline.tools.train_tiny.mixtures import EARLY, LAST, LATE, PASSAGES, SHORT, WEAK
 from leadline.tools.train_tiny.model import Phase
 
 NEVER = math.inf
@@ -151,7 +151,7 @@ class Recipe:
         """With ``key=value`` settings applied.
 
         A key is a number of the recipe, or one of its stages, then of all of them, or
-        ``mixture.FAMILY`` for a family's share.
+        ``mixture.FAMILY`` for a family's share, in the stages that have it.
 
         Raises:
             ConfigError: an unknown key, or a value that does not fit.
@@ -170,6 +170,13 @@ class Recipe:
             else:
                 known = ", ".join((*_RECIPE_NUMBERS, *_STAGE_NUMBERS, "mixture.FAMILY"))
                 raise ConfigError(f"--set {setting}: unknown key {key!r}; choose among {known}")
+        known_families = dict.fromkeys(name for stage in self.stages for name in stage.mixture)
+        unknown = shares.keys() - known_families.keys()
+        if unknown:
+            raise ConfigError(
+                f"--set mixture.{min(unknown)}: no such family; choose among "
+                f"{', '.join(known_families)}"
+            )
         stages = (
             replace(stage, mixture=_with_shares(stage.mixture, shares), **of_stages)
             for stage in self.stages
@@ -195,11 +202,6 @@ def _parse(kind: Any, setting: str, text: str) -> Any:
 
 def _with_shares(mixture: Mixture, shares: Mapping[str, float]) -> Mixture:
     """Families with a share of 0 are left out."""
-    unknown = shares.keys() - mixture.keys()
-    if unknown:
-        raise ConfigError(
-            f"--set mixture.{min(unknown)}: no such family; choose among {', '.join(mixture)}"
-        )
     changed = {name: Part(shares.get(name, p.share), p.sizes) for name, p in mixture.items()}
     return {name: part for name, part in changed.items() if part.share > 0}
 
@@ -259,66 +261,13 @@ REHEARSAL_CONFIG = ModelConfig(
 )
 
 
-def _mixture(**shares: float) -> Mixture:
-    """Shares in percent; sizes are those that a family's exercises make sense at."""
-    sizes = {name: family.sizes for name, family in FAMILIES.items()}
-    sizes |= {"prose": (256, 8192), "glosses": (20, 200)}
-    return {name: Part(share, sizes[name]) for name, share in shares.items()}
-
-
-# The association circuit forms where nearly every token has to be recalled (study 4.1).
-_EARLY = _mixture(
-    prose=18,
-    glosses=3,
-    recall_dense=18,
-    recall=9,
-    recall_quiz=6,
-    needle=4,
-    two_hop=3,
-    quotation=3,
-    multi_turn=7,
-    tool_calls=11,
-    json_output=3,
-    word_problem=5,
-    arithmetic=1,
-    arithmetic_drill=3,
-    multiple_choice=3,
-    sequences=3,
-    listing=1,
-    mixed=2,
-    smalltalk=1,
-)
-_LATE = _mixture(
-    prose=18,
-    glosses=3,
-    recall_dense=4,
-    recall=10,
-    recall_quiz=4,
-    needle=6,
-    two_hop=4,
-    quotation=3,
-    multi_turn=12,
-    tool_calls=14,
-    json_output=3,
-    word_problem=7,
-    arithmetic=1,
-    arithmetic_drill=1,
-    multiple_choice=4,
-    sequences=3,
-    listing=1,
-    mixed=3,
-    smalltalk=1,
-)
-# A small vocabulary makes chats long: passages only, then the shortest chats.
-_PASSAGES = _mixture(prose=25, recall_dense=65, arithmetic_drill=10)
-_SHORT = {**_PASSAGES, "recall": Part(20, (128, 192))}
-
 H200 = Recipe(
     name="h200",
     config=TINY_22M,
     validate_seconds=100.0,
-    # The rows are those of the last stage from the start: documents are short at first, whatever
-    # the rows, and compiled code serves both stages.
+    # The rows of the first two stages are alike: documents are short at first, whatever the rows,
+    # and compiled code serves both. The last two go on from the model that these have made: short
+    # rows, which train faster, then the longest documents that the model is to be good at.
     stages=(
         Stage(
             seconds=440,
@@ -328,7 +277,7 @@ H200 = Recipe(
             micro_tokens=65536,
             index_from=200,
             sparse_from=0.8,
-            mixture=_EARLY,
+            mixture=EARLY,
         ),
         Stage(
             seconds=340,
@@ -340,7 +289,32 @@ H200 = Recipe(
             quantize_from=0.0,
             decay_from=0.0,
             lr_end=0.02,
-            mixture=_LATE,
+            mixture=LATE,
+        ),
+        Stage(
+            seconds=560,
+            seq_len=2048,
+            tokens_per_step=65536,
+            early_tokens=65536,
+            micro_tokens=65536,
+            sparse_from=0.0,
+            quantize_from=0.0,
+            lr_start=0.5,
+            lr_end=0.5,
+            mixture=WEAK,
+        ),
+        Stage(
+            seconds=420,
+            seq_len=8192,
+            tokens_per_step=65536,
+            early_tokens=65536,
+            micro_tokens=65536,
+            sparse_from=0.0,
+            quantize_from=0.0,
+            lr_start=0.5,
+            decay_from=0.0,
+            lr_end=0.02,
+            mixture=LAST,
         ),
     ),
 )
@@ -351,7 +325,7 @@ _SMALL_STAGE = Stage(
     tokens_per_step=2048,
     early_tokens=2048,
     micro_tokens=2048,
-    mixture=_PASSAGES,
+    mixture=PASSAGES,
 )
 REHEARSAL = Recipe(
     name="rehearsal",
@@ -365,7 +339,7 @@ REHEARSAL = Recipe(
             sparse_from=0.4,
             decay_from=0.7,
             lr_end=0.6,
-            mixture=_SHORT,
+            mixture=SHORT,
         ),
         replace(
             _SMALL_STAGE,
@@ -376,7 +350,7 @@ REHEARSAL = Recipe(
             lr_start=0.6,
             decay_from=0.0,
             lr_end=0.02,
-            mixture=_SHORT,
+            mixture=SHORT,
         ),
     ),
     warmup_steps=20,

@@ -14,6 +14,9 @@ from leadline.tools.train_tiny.batch import Batch
 
 Angles = tuple[Tensor, Tensor]
 
+# Of a position that is drawn seldom, beside one whose token or number of entries counts fully.
+_LEAST_SHARE = 0.1
+
 
 def frequencies(config: ModelConfig, *, compressed: bool) -> Tensor:
     """Rotary frequencies ``[r / 2]`` float32 of either kind of layer (v41-model 3.2)."""
@@ -70,7 +73,7 @@ class Rows:
         batch: the tokens.
         plain: cos and sin ``[B, S, r / 2]`` of window-only layers; ``yarn`` of the others.
         entries: by ratio.
-        probe: ``[n]`` sequence positions whose attention teaches the indexers.
+        probe: ``[B, n]`` sequence positions whose attention teaches the indexers.
     """
 
     def __init__(self, batch: Batch, config: ModelConfig, probes: int) -> None:
@@ -86,12 +89,7 @@ class Rows:
         ):
             opening = torch.arange(length // ratio, device=device) * ratio
             self.entries[ratio] = Entries(ratio, opening, angles(positions[:, opening], yarn))
-        everything = probes >= length
-        self.probe = (
-            torch.arange(length, device=device)
-            if everything
-            else torch.randint(length, (probes,), device=device)
-        )
+        self.probe = draw_probes(batch, min(probes, length), config.index_topk)
 
     def window_mask(self) -> Tensor:
         """``[B, S, S]`` bool: the own token and those before it within the window (3.9)."""
@@ -100,14 +98,31 @@ class Rows:
         near = (back >= 0) & (back < self.window)
         return near & (row >= self.batch.first.unsqueeze(2))
 
-    def entry_mask(self, ratio: int, queries: Tensor | None = None) -> Tensor:
-        """``[B, n, N]`` bool: closed entries of the own document, for all tokens or some."""
+    def entry_mask(self, ratio: int, *, probed: bool = False) -> Tensor:
+        """``[B, S, N]`` bool: closed entries of the own document; ``[B, n, N]`` if ``probed``."""
         opening, first = self.entries[ratio].opening, self.batch.first
-        rows = torch.arange(first.shape[1], device=first.device)
-        if queries is not None:
-            rows, first = queries, first[:, queries]
-        closed = opening + ratio - 1 <= rows.unsqueeze(1)
+        rows = torch.arange(first.shape[1], device=first.device).unsqueeze(0)
+        if probed:
+            rows, first = self.probe, self.probed(first)
+        closed = opening + ratio - 1 <= rows.unsqueeze(2)
         return closed & (opening >= first.unsqueeze(2))
+
+    def probed(self, x: Tensor) -> Tensor:
+        """``[B, S, ...]`` -> ``[B, n, ...]`` of the probed rows."""
+        return x[torch.arange(len(x), device=x.device).unsqueeze(1), self.probe]
+
+
+def draw_probes(batch: Batch, count: int, index_topk: int) -> Tensor:
+    """``[B, count]`` different positions of each row, at random.
+
+    Most are where a wrong selection costs something: the token behind is to be learnt, and there
+    are more entries than are selected.
+    """
+    shares = batch.weights.roll(-1, 1) + _LEAST_SHARE
+    shares = shares * torch.where(batch.positions < index_topk, _LEAST_SHARE, 1.0)
+    # The first arrivals of clocks whose rates are the shares; multinomial would wait for the GPU.
+    arrivals = torch.empty_like(shares).exponential_() / shares
+    return arrivals.topk(count, largest=False, sorted=False).indices
 
 
 @functools.cache

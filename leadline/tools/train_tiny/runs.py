@@ -19,7 +19,6 @@ from leadline.tools.train_tiny.batches import BatchLoader, heldout_batches
 from leadline.tools.train_tiny.checkpoints import (
     Progress,
     load_state,
-    load_weights,
     save_state,
     save_weights,
 )
@@ -32,11 +31,12 @@ from leadline.tools.train_tiny.official import parameter_formats
 from leadline.tools.train_tiny.recipes import Recipe
 from leadline.tools.train_tiny.replicas import Replicas, joined
 from leadline.tools.train_tiny.stage_run import StageRun
+from leadline.tools.train_tiny.starts import load_start
 from leadline.tools.train_tiny.trainer import Trainer
 
 WEIGHTS = "weights"  # a folder in a run's output
 LOG_FILE = "log.jsonl"
-_MOST_REPLICAS = 64
+_MOST_STAGES, _MOST_REPLICAS = 64, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ class Places:
     Attributes:
         data: the folder that ``data`` wrote.
         out: gets ``weights/`` and ``log.jsonl``.
-        start: a ``weights`` folder to go on from; None begins with random weights.
+        start: a ``weights`` folder to go on from, or a checkpoint in the official layout; None
+            begins with random weights.
         state: file of the whole state, optimiser included. If it is there it is gone on from, and
             not from ``start``; it is written at the end. None leaves it out.
         device: what computes.
@@ -85,7 +86,7 @@ def train_stage(recipe: Recipe, number: int, places: Places, *, started: float) 
         before = Progress(recipe.name)
         state = places.state if places.state is not None and places.state.exists() else None
         if state is None and places.start is not None:
-            before = load_weights(places.start, model)
+            before = load_start(places.start, model, config, places.data, recipe.name)
         trainer = Trainer(model.to(device), specs, recipe, replicas=replicas)
         if state is not None:
             before = load_state(state, trainer)
@@ -156,8 +157,9 @@ def run_stage(
         mixture=stage.mixture,
         rows=stage.rows,
         length=stage.seq_len,
-        # Another one wherever a run begins, and for every replica.
-        seed=(recipe.seed + before.steps) * _MOST_REPLICAS + replicas.rank,
+        # Another one for every stage, wherever a run begins, and for every replica.
+        seed=((recipe.seed + before.steps) * _MOST_STAGES + number) * _MOST_REPLICAS
+        + replicas.rank,
         alignment=math.lcm(*filter(None, config.compress_ratios)),
     )
     device = trainer.device

@@ -63,7 +63,15 @@ def test_no_two_seeds_make_the_same_exercise(name: str) -> None:
 
 
 # Others end when they run out of things to say.
-SIZED = ("recall_dense", "recall", "recall_quiz", "needle", "multi_turn", "quotation")
+SIZED = (
+    "recall_dense",
+    "recall",
+    "recall_quiz",
+    "recall_turns",
+    "needle",
+    "multi_turn",
+    "quotation",
+)
 
 
 @pytest.mark.parametrize("name", SIZED)

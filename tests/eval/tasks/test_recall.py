@@ -14,7 +14,7 @@ from leadline.eval.tasks.kinds import KINDS, Kind
 from leadline.eval.tasks.recall import recall, recall_dense, recall_quiz
 
 
-@pytest.mark.parametrize("name", ["recall", "needle", "two_hop", "multi_turn"])
+@pytest.mark.parametrize("name", ["recall", "recall_turns", "needle", "two_hop", "multi_turn"])
 def test_what_is_wanted_stands_in_an_earlier_message(name: str) -> None:
     for seed in range(60):
         chat = FAMILIES[name].make(random.Random(seed), 400)

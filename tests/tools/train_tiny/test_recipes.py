@@ -24,7 +24,7 @@ def test_a_recipe_begins_dense_and_ends_with_what_is_exported(recipe: Recipe) ->
 
 
 def test_the_gpu_recipe_fits_runs_of_ten_minutes() -> None:
-    assert all(stage.seconds <= 480 for stage in H200.stages)
+    assert all(stage.seconds <= 560 for stage in H200.stages)
 
 
 def test_switches_follow_progress_and_the_indexers_follow_steps() -> None:
@@ -95,12 +95,12 @@ def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> N
 
 
 def test_settings_of_a_stage_bring_it_back() -> None:
-    stage = H200.stages[1]
+    stage = H200.stages[2]
     told = H200.settings(stage)
     assert told["seq_len"] == stage.seq_len
     assert told["mixture.prose"] == stage.mixture["prose"].share
     again = H200.changed([f"{key}={value}" for key, value in told.items()])
-    assert again.stages[1] == stage
+    assert again.stages[2] == stage
 
 
 def test_a_stage_that_a_recipe_lacks_is_refused() -> None:
