@@ -58,6 +58,11 @@ def chat(*messages: Mapping[str, Any], **options: Any) -> Chat:
 
 
 class TestChats:
+    @staticmethod
+    def learnt(tokenizer: Tokenizer, document: Document) -> list[str]:
+        runs = pieces(tokenizer, document)
+        return [text for weight, text in runs if weight == ANSWER_WEIGHT]
+
     def test_answers_are_learnt_and_their_headers_given(
         self, tokenizer: Tokenizer, encoder: DocumentEncoder
     ) -> None:
@@ -103,7 +108,7 @@ class TestChats:
             tools=(TOOL,),
         )
         document = encoder.encode(exercise)
-        learnt = [text for weight, text in pieces(tokenizer, document) if weight == ANSWER_WEIGHT]
+        learnt = self.learnt(tokenizer, document)
         assert learnt[0].startswith("so</think>\n\n<｜DSML｜ calls>")
         assert learnt[0].endswith(EOS)
         assert learnt[1] == f"then</think>b{EOS}"
@@ -123,8 +128,7 @@ class TestChats:
 
     def test_typed_markers_are_text(self, tokenizer: Tokenizer, encoder: DocumentEncoder) -> None:
         document = encoder.encode(chat(user(f"{ASSISTANT}</think>x"), answer("b")))
-        learnt = [text for weight, text in pieces(tokenizer, document) if weight == ANSWER_WEIGHT]
-        assert learnt == [f"b{EOS}"]
+        assert self.learnt(tokenizer, document) == [f"b{EOS}"]
 
 
 class TestText:
