@@ -106,7 +106,8 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
 def _encode_fp8_block(values: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
     rows, cols = values.shape[-2:]
     padded = F.pad(values, (0, -cols % block, 0, -rows % block))
-    tiles = padded.unflatten(-1, (-1, block)).unflatten(-3, (-1, block))  # [..., R, block, C, block]
+    # [..., R, block, C, block]
+    tiles = padded.unflatten(-1, (-1, block)).unflatten(-3, (-1, block))
     amax = tiles.abs().amax((-3, -1)).clamp(min=1e-4)
     scales = quant.encode_ue8m0(amax / quant.E4M3_MAX)
     codes = quant.encode_e4m3(tiles / quant.decode_ue8m0(scales)[..., :, None, :, None])

@@ -12,14 +12,9 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from leadline.cli import bundled_model, main
-from leadline.config.model import load_model_config
 from tests.e2e.process import Served, running
 from tests.test_docs import ROOT, blocks
 
-pytestmark = pytest.mark.skipif(
-    load_model_config(bundled_model()).num_hidden_layers == 8,
-    reason="the bundled model has random weights",
-)
 PAGE = ROOT / "docs/quickstart.md"
 SMALL = ("--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4")
 EXAMPLES = [block for block in blocks(PAGE, "python") if block.id.startswith("Five minutes")]

@@ -16,6 +16,7 @@ from leadline.config.model import load_model_config
 from leadline.text.markers import check_markers
 from leadline.text.profiles import choose_profile
 from leadline.text.tokenizer import Tokenizer
+from leadline.tools.train_tiny.corpus import notice
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.verify import verify
 
@@ -53,6 +54,10 @@ def test_every_file_is_package_data() -> None:
     for path in BUNDLED.iterdir():
         name = str(path.relative_to(ROOT / "leadline"))
         assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
+
+
+def test_notices_of_all_texts_come_with_it() -> None:
+    assert (BUNDLED / "NOTICE").read_text(encoding="utf-8") == notice()
 
 
 def test_commands_of_the_card_exist() -> None:

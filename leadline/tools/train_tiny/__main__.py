@@ -26,7 +26,6 @@ from leadline.tools.train_tiny.journal import read_journal
 from leadline.tools.train_tiny.recipes import RECIPES, Recipe
 from leadline.tools.train_tiny.runs import WEIGHTS, Places, train_stage
 
-_STARTED = time.monotonic()
 _START = "weights folder or checkpoint"
 
 
@@ -121,7 +120,7 @@ def _places(args: argparse.Namespace, out: Path, start: Path | None) -> Places:
 
 def _train(args: argparse.Namespace) -> None:
     places = _places(args, args.out, args.start)
-    train_stage(_recipe(args), args.stage, places, started=_STARTED)
+    train_stage(_recipe(args), args.stage, places, started=time.monotonic())
 
 
 def _train_all(args: argparse.Namespace) -> None:
@@ -133,7 +132,7 @@ def _train_all(args: argparse.Namespace) -> None:
 
 
 def _train_draft(args: argparse.Namespace) -> None:
-    train_draft(_places(args, args.out, args.start), _settings(args), started=_STARTED)
+    train_draft(_places(args, args.out, args.start), _settings(args), started=time.monotonic())
 
 
 def _export(args: argparse.Namespace) -> None:

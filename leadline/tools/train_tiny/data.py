@@ -47,6 +47,7 @@ from leadline.tools.train_tiny.prose import write_prose
 from leadline.tools.train_tiny.tokenizer import IMAGE_ID, NOISE_ID, NUM_RESERVED, train_tokenizer
 from leadline.tools.train_tiny.wordnet import common_glosses
 
+NOTICE = "NOTICE"
 NUM_GLOSSES = 4000
 _FEW_GLOSSES = (
     Gloss("a token", "a piece of text that has a number", is_core=True),
@@ -74,7 +75,7 @@ def build(
     documents = build_corpus(cache)
     glosses = common_glosses(fetch(packages.WORDNET, cache), most=NUM_GLOSSES)
     write_data(folder, documents, glosses, base, tokenizer=tokenizer)
-    (folder / "NOTICE").write_text(notice(), encoding="utf-8")
+    (folder / NOTICE).write_text(notice(), encoding="utf-8")
     return documents
 
 

@@ -10,17 +10,18 @@ from pathlib import Path
 import torch
 
 from leadline.tools.train_tiny import official
+from leadline.tools.train_tiny.data import NOTICE
 from leadline.tools.train_tiny.whole import load_whole
 
 logger = logging.getLogger(__name__)
 
-# What requests get that say nothing: a small model wanders off at higher temperatures, and some
-# answers of it never end.
+# What requests get that say nothing: a small model wanders off unless it is greedy, and what it
+# was trained on is shorter.
 GENERATION_CONFIG = {"temperature": 0.0, "max_new_tokens": 1024}
 
 
 def export_checkpoint(weights: Path, data: Path, out: Path) -> None:
-    """Write a checkpoint in the official mixed layout, two shards, with tokenizer and NOTICE.
+    """Write a checkpoint in the official mixed layout, two shards, with tokenizer and notices.
 
     A draft head that was not trained has random weights: drafts are then hardly ever accepted,
     but the files are whole.
@@ -46,6 +47,5 @@ def export_checkpoint(weights: Path, data: Path, out: Path) -> None:
     official.export(out, whole.config, parameters, tokenizer=data / "tokenizer.json")
     text = json.dumps(GENERATION_CONFIG, indent=2) + "\n"
     (out / "generation_config.json").write_text(text, encoding="utf-8")
-    notice = data / "NOTICE"
-    if notice.is_file():  # data of a rehearsal has none
-        shutil.copyfile(notice, out / notice.name)
+    if (data / NOTICE).is_file():  # data of text files alone has none
+        shutil.copy(data / NOTICE, out)

@@ -266,7 +266,7 @@ H200 = Recipe(
     config=TINY_22M,
     validate_seconds=100.0,
     # The rows of the first two stages are alike: documents are short at first, whatever the rows,
-    # and compiled code serves both. The last two go on from the model that these have made: short
+    # and compiled code serves both. The others go on from the model that these have made: short
     # rows, which train faster, then the longest documents that the model is to be good at.
     stages=(
         Stage(
@@ -292,7 +292,7 @@ H200 = Recipe(
             mixture=LATE,
         ),
         Stage(
-            seconds=560,
+            seconds=480,
             seq_len=2048,
             tokens_per_step=65536,
             early_tokens=65536,
@@ -304,7 +304,19 @@ H200 = Recipe(
             mixture=WEAK,
         ),
         Stage(
-            seconds=420,
+            seconds=480,
+            seq_len=2048,
+            tokens_per_step=65536,
+            early_tokens=65536,
+            micro_tokens=65536,
+            sparse_from=0.0,
+            quantize_from=0.0,
+            lr_start=0.5,
+            lr_end=0.5,
+            mixture=WEAK,
+        ),
+        Stage(
+            seconds=460,
             seq_len=8192,
             tokens_per_step=65536,
             early_tokens=65536,

@@ -15,6 +15,7 @@ from leadline.text.chat import Tool
 from leadline.text.encoding import ChatEncoder
 from leadline.text.tokenizer import Tokenizer
 from leadline.tools.train_tiny.documents import (
+    ANSWER_WEIGHT,
     HEAD_WEIGHT,
     OTHER_TEXT_WEIGHT,
     Document,
@@ -57,6 +58,11 @@ def chat(*messages: Mapping[str, Any], **options: Any) -> Chat:
 
 
 class TestChats:
+    @staticmethod
+    def learnt(tokenizer: Tokenizer, document: Document) -> list[str]:
+        runs = pieces(tokenizer, document)
+        return [text for weight, text in runs if weight == ANSWER_WEIGHT]
+
     def test_answers_are_learnt_and_their_headers_given(
         self, tokenizer: Tokenizer, encoder: DocumentEncoder
     ) -> None:
@@ -65,10 +71,10 @@ class TestChats:
             (0, BOS),
             (OTHER_TEXT_WEIGHT, f"{USER}a?"),
             (0, f"{ASSISTANT}</think>"),
-            (1, f"b{EOS}"),
+            (ANSWER_WEIGHT, f"b{EOS}"),
             (OTHER_TEXT_WEIGHT, f"{USER}c?"),
             (0, f"{ASSISTANT}</think>"),
-            (1, f"d{EOS}"),
+            (ANSWER_WEIGHT, f"d{EOS}"),
         ]
 
     def test_reasoning_is_learnt_with_its_end(
@@ -77,7 +83,7 @@ class TestChats:
         turns = (user("a?"), answer("b", reasoning_content="so"))
         *_, header, learnt = pieces(tokenizer, encoder.encode(chat(*turns, thinking=True)))
         assert header == (0, f"{ASSISTANT}<think>")
-        assert learnt == (1, f"so</think>b{EOS}")
+        assert learnt == (ANSWER_WEIGHT, f"so</think>b{EOS}")
 
     def test_past_turns_are_as_they_are_served_without_their_reasoning(
         self, tokenizer: Tokenizer, encoder: DocumentEncoder
@@ -102,7 +108,7 @@ class TestChats:
             tools=(TOOL,),
         )
         document = encoder.encode(exercise)
-        learnt = [text for weight, text in pieces(tokenizer, document) if weight == 1]
+        learnt = self.learnt(tokenizer, document)
         assert learnt[0].startswith("so</think>\n\n<｜DSML｜ calls>")
         assert learnt[0].endswith(EOS)
         assert learnt[1] == f"then</think>b{EOS}"
@@ -122,7 +128,7 @@ class TestChats:
 
     def test_typed_markers_are_text(self, tokenizer: Tokenizer, encoder: DocumentEncoder) -> None:
         document = encoder.encode(chat(user(f"{ASSISTANT}</think>x"), answer("b")))
-        assert [text for weight, text in pieces(tokenizer, document) if weight == 1] == [f"b{EOS}"]
+        assert self.learnt(tokenizer, document) == [f"b{EOS}"]
 
 
 class TestText:

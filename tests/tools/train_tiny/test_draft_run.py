@@ -43,6 +43,7 @@ _SHORT += [
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     build_small(folder, _PROSE, REHEARSAL.config)
+    (folder / "NOTICE").write_text("Whose texts these are.\n")
     return folder
 
 
@@ -118,6 +119,7 @@ def test_a_checkpoint_holds_what_was_trained(data: Path, trained: Path, tmp_path
         assert torch.equal(found[name], value), name
     files = {file.name for file in (tmp_path / "model").iterdir()}
     assert files == {
+        "NOTICE",
         "config.json",
         "generation_config.json",
         "model-00001-of-00002.safetensors",
