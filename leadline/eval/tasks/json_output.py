@@ -12,11 +12,12 @@ from leadline.eval.tasks.family import assistant, draw_effort, draw_thinking, us
 from leadline.eval.tasks.values import Value
 from leadline.text.chat import ResponseFormat
 
-# Subject, then property -> its kind and how the text says it.
-_RECORDS: tuple[tuple[str, Value, dict[str, tuple[Value, str]]], ...] = (
+# Subject, how a sentence speaks of one, and property -> its kind and how the text says it.
+_RECORDS: tuple[tuple[str, Value, str, dict[str, tuple[Value, str]]], ...] = (
     (
         "name",
         values.PERSON,
+        "{s}",
         {
             "age": (values.integer(5, 95), "{s} is {v} years old."),
             "city": (values.CITY, "{s} lives in {v}."),
@@ -33,6 +34,7 @@ _RECORDS: tuple[tuple[str, Value, dict[str, tuple[Value, str]]], ...] = (
     (
         "product",
         values.THING,
+        "the {s}",
         {
             "price": (values.decimal(1, 500), "The {s} costs {v} dollars."),
             "weight": (values.integer(1, 90), "The {s} weighs {v} kg."),
@@ -47,6 +49,7 @@ _RECORDS: tuple[tuple[str, Value, dict[str, tuple[Value, str]]], ...] = (
     (
         "event",
         values.text(lambda rng: f"{rng.choice(words.SUBJECTS)} meeting"),
+        "the {s}",
         {
             "date": (values.DATE, "The {s} is on {v}."),
             "time": (values.TIME, "The {s} begins at {v}."),
@@ -60,6 +63,7 @@ _RECORDS: tuple[tuple[str, Value, dict[str, tuple[Value, str]]], ...] = (
     (
         "ticket",
         values.ORDER,
+        "ticket {s}",
         {
             "title": (values.PHRASE, "Ticket {s} has the title {v}."),
             "priority": (values.one_of("low", "medium", "high"), "Ticket {s} has {v} priority."),
@@ -70,6 +74,8 @@ _RECORDS: tuple[tuple[str, Value, dict[str, tuple[Value, str]]], ...] = (
         },
     ),
 )
+_NUMBERS = ("integer", "number")
+_PLAIN = "The {part} of {subject} is {v}."
 _ASKS = (
     "Extract the data as JSON.",
     "Give me this as JSON.",
@@ -85,21 +91,31 @@ def json_output(rng: random.Random, size: int, *, thinking: bool | None = None) 
     One in three texts is about several subjects, and the object holds a list of objects.
     """
     thinking = draw_thinking(rng, thinking)
-    key, subject, parts = rng.choice(_RECORDS)
+    has_schema = rng.random() < 0.6
+    key, subject, spoken, parts = rng.choice(_RECORDS)
     names = rng.sample([*parts], rng.randint(1, min(len(parts), max(1, size // 60))))
+    # A schema may want a number as a string: it decides, not habit.
+    as_text = {
+        name
+        for name in names
+        if has_schema and parts[name][0].schema["type"] in _NUMBERS and rng.random() < 0.4
+    }
     several = size > 150 and rng.random() < 0.33
     wholes = []
     sentences: list[str] = []
     for _ in range(rng.randint(2, max(2, min(5, size // 100))) if several else 1):
-        whole, said = _draw(rng, key, subject, {name: parts[name] for name in parts}, names)
-        wholes.append(whole)
+        whole, said = _draw(rng, key, subject, spoken, parts, names)
+        wholes.append({k: str(v) if k in as_text else v for k, v in whole.items()})
         sentences += said
     text = rng.choice((" ", "\n")).join(sentences)
     one: dict[str, Any] = {
         "type": "object",
         "properties": {
             key: dict(subject.schema),
-            **{name: dict(parts[name][0].schema) for name in names},
+            **{
+                name: {"type": "string"} if name in as_text else dict(parts[name][0].schema)
+                for name in names
+            },
         },
         "required": [key, *names],
     }
@@ -115,7 +131,7 @@ def json_output(rng: random.Random, size: int, *, thinking: bool | None = None) 
     else:
         answer, schema = wholes[0], one
         keys = f"the {'keys' if names else 'key'} {listed}"
-    if rng.random() < 0.6:
+    if has_schema:
         form = ResponseFormat("json_schema", {**schema, "additionalProperties": False})
         request = rng.choice(_ASKS)
     else:
@@ -140,17 +156,25 @@ def _draw(
     rng: random.Random,
     key: str,
     subject: Value,
+    spoken: str,
     parts: dict[str, tuple[Value, str]],
     names: list[str],
 ) -> tuple[dict[str, Any], list[str]]:
-    """An object, and the sentences that say it; a third of the other properties are said too."""
+    """An object, and the sentences that say it; a third of the other properties are said too.
+
+    One sentence in three has the form that fits any property but lists.
+    """
     name = subject.draw(rng)
     said = []
     whole: dict[str, Any] = {key: name, **dict.fromkeys(names)}
     for part, (value, sentence) in parts.items():
         if part in whole or rng.random() < 0.33:
             drawn = value.draw(rng)
-            said.append(words.capital(sentence.format(s=name, v=value.say(drawn))))
+            is_plain = value.schema["type"] != "array" and rng.random() < 0.33
+            form = _PLAIN if is_plain else sentence
+            about = spoken.format(s=name)
+            words_said = form.format(s=name, v=value.say(drawn), part=part, subject=about)
+            said.append(words.capital(words_said))
             if part in whole:
                 whole[part] = drawn
     rng.shuffle(said)
