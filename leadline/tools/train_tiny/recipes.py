@@ -261,6 +261,19 @@ REHEARSAL_CONFIG = ModelConfig(
 )
 
 
+# Rounded as when served, and attending to what the indexers select.
+_SERVED_STAGE = Stage(
+    seconds=480,
+    seq_len=2048,
+    tokens_per_step=65536,
+    early_tokens=65536,
+    micro_tokens=65536,
+    sparse_from=0.0,
+    quantize_from=0.0,
+    lr_start=0.5,
+    lr_end=0.5,
+    mixture=WEAK,
+)
 H200 = Recipe(
     name="h200",
     config=TINY_22M,
@@ -279,51 +292,22 @@ H200 = Recipe(
             sparse_from=0.8,
             mixture=EARLY,
         ),
-        Stage(
+        replace(
+            _SERVED_STAGE,
             seconds=340,
             seq_len=4096,
-            tokens_per_step=65536,
-            early_tokens=65536,
-            micro_tokens=65536,
-            sparse_from=0.0,
-            quantize_from=0.0,
+            lr_start=1.0,
             decay_from=0.0,
             lr_end=0.02,
             mixture=LATE,
         ),
-        Stage(
-            seconds=480,
-            seq_len=2048,
-            tokens_per_step=65536,
-            early_tokens=65536,
-            micro_tokens=65536,
-            sparse_from=0.0,
-            quantize_from=0.0,
-            lr_start=0.5,
-            lr_end=0.5,
-            mixture=WEAK,
-        ),
-        Stage(
-            seconds=480,
-            seq_len=2048,
-            tokens_per_step=65536,
-            early_tokens=65536,
-            micro_tokens=65536,
-            sparse_from=0.0,
-            quantize_from=0.0,
-            lr_start=0.5,
-            lr_end=0.5,
-            mixture=WEAK,
-        ),
-        Stage(
+        _SERVED_STAGE,
+        _SERVED_STAGE,
+        replace(
+            _SERVED_STAGE,
             seconds=460,
             seq_len=8192,
-            tokens_per_step=65536,
-            early_tokens=65536,
             micro_tokens=32768,  # products of index queries and keys stay below 2^31
-            sparse_from=0.0,
-            quantize_from=0.0,
-            lr_start=0.5,
             decay_from=0.0,
             lr_end=0.02,
             mixture=LAST,
