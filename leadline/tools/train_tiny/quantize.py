@@ -1,7 +1,6 @@
 """Fake quantisation with a straight-through gradient, elementwise so that compilers fuse it.
 
-The values are those of the engine's quantisers (``kernels.reference.quant``), but for the sign of
-zero.
+The values are those of the engine's quantisers, bit for bit (``kernels.reference.quant``).
 """
 
 from __future__ import annotations
