@@ -117,4 +117,3 @@ def _round_backbone(whole: Whole) -> None:
     specs = parameter_formats(whole.config)
     for name, parameter in whole.backbone.named_parameters():
         parameter.copy_(round_weight(parameter.float(), specs[name]))
-        parameter.requires_grad_(False)

@@ -13,7 +13,7 @@ from leadline.tools.train_tiny.batch import Batch
 from leadline.tools.train_tiny.blocks import Blocks, choose_blocks
 from leadline.tools.train_tiny.draft import Draft, Drafted
 from leadline.tools.train_tiny.layers import Compiler, rms_norm
-from leadline.tools.train_tiny.model import Losses, Phase, Transformer
+from leadline.tools.train_tiny.model import PROBES, Losses, Phase, Transformer
 from leadline.tools.train_tiny.official import parameter_formats
 from leadline.tools.train_tiny.recipes import Recipe
 from leadline.tools.train_tiny.replicas import Replicas
@@ -102,17 +102,21 @@ class DraftTrainer(Trainer):
     def _read(self, batch: Batch, generator: torch.Generator) -> tuple[Blocks, Drafted, Tensor]:
         """Blocks of a batch, what the head drafts, and the backbone's logits of the same tokens."""
         backbone, config = self._backbone, self._draft.config
-        rows = Rows(batch, config, probes=0)
+        rows = Rows(batch, config, PROBES)
         blocks = choose_blocks(
             batch, config, max(1, batch.ids.shape[1] // _TOKENS_PER_BLOCK), generator
         )
-        with torch.no_grad():
-            hidden = backbone.hidden(rows, _SERVED)
-            normed = rms_norm(hidden.rows[blocks.rows], backbone.norm.weight, config.rms_norm_eps)
-            target_logits = F.linear(normed.float(), backbone.head.weight.float())
+        # As in training, with gradients that end here: what torch.compile makes of the same
+        # functions without them gave NaN on a GPU, not on every run (torch 2.11).
+        hidden = backbone.hidden(rows, _SERVED)
+        features = [feature.detach() for feature in hidden.features]
+        normed = rms_norm(
+            hidden.rows.detach()[blocks.rows], backbone.norm.weight.detach(), config.rms_norm_eps
+        )
+        target_logits = F.linear(normed.float(), backbone.head.weight.detach().float())
         cos, sin = rows.plain
         turns = (cos.flatten(0, 1), sin.flatten(0, 1))
-        drafted = self._draft(backbone, hidden.features, turns, blocks, quantize=_SERVED.quantize)
+        drafted = self._draft(backbone, features, turns, blocks, quantize=_SERVED.quantize)
         return blocks, drafted, target_logits
 
 

@@ -263,7 +263,7 @@ REHEARSAL_CONFIG = ModelConfig(
 
 # Rounded as when served, and attending to what the indexers select.
 _SERVED_STAGE = Stage(
-    seconds=480,
+    seconds=545,
     seq_len=2048,
     tokens_per_step=65536,
     early_tokens=65536,
@@ -302,10 +302,9 @@ H200 = Recipe(
             mixture=LATE,
         ),
         _SERVED_STAGE,
-        _SERVED_STAGE,
         replace(
             _SERVED_STAGE,
-            seconds=460,
+            seconds=500,
             seq_len=8192,
             micro_tokens=32768,  # products of index queries and keys stay below 2^31
             decay_from=0.0,
