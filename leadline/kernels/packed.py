@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from leadline.kernels.records import Record
+from leadline.kernels.reference import quant
 
 
 class WeightFormat(StrEnum):
@@ -35,6 +37,37 @@ class LinearWeight:
     @property
     def quantizes_input(self) -> bool:
         return self.format is not WeightFormat.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix ``[out, in]``, or a stack of them, as stored: kernels expand it where they multiply.
+
+    Attributes:
+        codes: ``[.., out, in]`` E4M3 or ``[.., out, in / 2]`` pairs of E2M1, uint8.
+        scales: UE8M0 uint8, ``[.., ceil(out / 32), ceil(in / 32)]`` (FP8_BLOCK32) or
+            ``[.., out, in / 32]`` (MXFP4).
+        format: FP8_BLOCK32 or MXFP4.
+        quantizes_input: the input of the product is quantised to MXFP8 first.
+        dtype: of the values that the reference multiplies with.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    format: WeightFormat
+    quantizes_input: bool = True
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def dense(self) -> Tensor:
+        """The dequantised values, made anew at each call: exact in bf16."""
+        if self.format is WeightFormat.MXFP4:
+            return quant.dequantize_fp4_32(self.codes, self.scales).to(self.dtype)
+        return quant.dequantize_fp8_block(self.codes, self.scales).to(self.dtype)
+
+
+Weight = LinearWeight | PackedWeight
+"""What products take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,13 @@ BACKENDS: dict[str, Backend] = {
     "numba": Backend(
         "cpu", frozenset({torch.float32}), "leadline.kernels.cpu", package="numba", extra="cpu"
     ),
+    "triton": Backend(
+        "cuda",
+        frozenset({torch.bfloat16}),
+        "leadline.kernels.triton",
+        package="triton",
+        extra="gpu",
+    ),
 }
 
 
