@@ -24,7 +24,7 @@ import triton
 
 from benchmarks.common import environment, print_table, write_json
 from benchmarks.kernel_cases import CASES
-from benchmarks.kernel_cases.case import Case
+from benchmarks.kernel_cases.case import Case, Rate
 
 _MAX_COPIES = 64
 _ROTATION_BYTES = 3 * 60 * 10**6  # three times what an H200's L2 holds
@@ -44,7 +44,8 @@ class Ceilings:
 
     def seconds(self, case: Case) -> float:
         """No kernel can be faster."""
-        return max(case.bytes / self.read, case.flops / getattr(self, case.rate))
+        rates = {Rate.BF16: self.bf16, Rate.FP8: self.fp8, Rate.FP32: self.fp32}
+        return max(case.bytes / self.read, case.flops / rates[case.rate])
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _seconds(call: Callable[[], Any], *, calls: int) -> float:
     return min(_graph_seconds([call] * calls)) / calls
 
 
-def _graph_seconds(calls: list[Callable[[], Any]]) -> list[float]:
+def _graph_seconds(calls: Sequence[Callable[[], Any]]) -> list[float]:
     """All calls in one graph, replayed: seconds of each replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
