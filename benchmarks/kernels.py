@@ -11,13 +11,16 @@ import argparse
 import fnmatch
 import functools
 import gc
+import shlex
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from benchmarks.common import environment, print_table, write_json
 from benchmarks.kernel_cases import CASES
@@ -219,7 +222,14 @@ def main() -> int:
         torch.cuda.empty_cache()
     print_results(results)
     found = {
-        "environment": environment() | {"device": torch.cuda.get_device_name(device)},
+        "environment": environment()
+        | {
+            "command": shlex.join(["python", "-m", "benchmarks.kernels", *sys.argv[1:]]),
+            "device": torch.cuda.get_device_name(device),
+            "triton": triton.__version__,
+            "preset": "v41-flash",
+            "dtype": "bfloat16",
+        },
         "ceilings": ceilings and asdict(ceilings),
         "results": [asdict(result) for result in results],
         "failures": failures,
