@@ -1,7 +1,8 @@
 """Number formats inside kernels, equal to ``reference.quant`` bit for bit (kernels.md 0.2, 0.5).
 
-GPUs before Blackwell have no E2M1 conversions, so these are integer operations; E4M3 is cast by the
-hardware, and by integers under the interpreter, whose cast does not round to nearest.
+GPUs before Blackwell have no E2M1 conversions, so these are integer operations; E4M3 and bf16 are
+cast by the hardware, and by integers under the interpreter, whose casts do not round to nearest:
+never cast to them by ``.to`` or by a store.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from leadline.kernels.triton.launch import NATIVE_FP8
+from leadline.kernels.triton.launch import NATIVE_CASTS
 
 _E4M3_MAX = tl.constexpr(448.0)
 _INVERSE_448 = tl.constexpr(1 / 448)
@@ -55,7 +56,7 @@ def decode_e4m3(codes):
 @triton.jit
 def encode_e4m3(x):
     """Float32 -> E4M3 codes (uint8), clamped to +-448, to nearest even; NaN becomes a NaN code."""
-    if NATIVE_FP8:
+    if NATIVE_CASTS:
         clamped = tl.clamp(x, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
         return clamped.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     bits = x.to(tl.int32, bitcast=True)
@@ -70,6 +71,25 @@ def encode_e4m3(x):
     code = tl.minimum(code, 0x7E)
     code = tl.where(magnitude > 0x7F800000, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def to_bf16(x):
+    """Float32 -> bf16, to nearest even; NaN stays NaN."""
+    if NATIVE_CASTS:
+        return x.to(tl.bfloat16)
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+    rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, rounded)
+    return rounded.to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def cast(x, dtype: tl.constexpr):
+    """Float32 -> the element type of an output, bf16 to nearest even."""
+    if dtype == tl.bfloat16:
+        return to_bf16(x)
+    return x.to(dtype)
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import triton.language as tl
 INTERPRETED = triton.knobs.runtime.interpret
 """Kernels run by Triton's interpreter, on a CPU."""
 
-NATIVE_FP8 = tl.constexpr(not INTERPRETED)
-"""Casts to E4M3 round to nearest even, as the hardware's do and the interpreter's do not."""
+NATIVE_CASTS = tl.constexpr(not INTERPRETED)
+"""Casts to E4M3 and bf16 round to nearest even, as a GPU's do and the interpreter's do not."""
 
 
 def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any], Any]:

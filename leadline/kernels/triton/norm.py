@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.triton.formats import cast
+
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """One program a row."""
@@ -27,4 +29,4 @@ def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr):
     value = tl.load(x + row * stride + channel, mask=inside, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(value * value) / width + eps)
     scaled = value * factor * tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + channel, scaled.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + channel, cast(scaled, out.dtype.element_ty), mask=inside)

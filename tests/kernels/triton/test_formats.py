@@ -16,9 +16,10 @@ from leadline.kernels.triton import formats
 
 
 @triton.jit
-def _encode(x, e4m3, e2m1, fp8_scale, fp4_scale, fp4_16_scale, BLOCK: tl.constexpr):
+def _encode(x, bf16, e4m3, e2m1, fp8_scale, fp4_scale, fp4_16_scale, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at)
+    tl.store(bf16 + at, formats.to_bf16(value))
     tl.store(e4m3 + at, formats.encode_e4m3(value))
     tl.store(e2m1 + at, formats.encode_e2m1(value).to(tl.uint8))
     tl.store(fp8_scale + at, formats.fp8_32_scale(tl.abs(value)).to(tl.uint8))
@@ -53,7 +54,9 @@ def _values() -> Tensor:
 def test_encoders_give_the_reference_s_codes(device: torch.device) -> None:
     x = _values().to(device)
     outputs = [torch.empty(len(x), dtype=torch.uint8, device=device) for _ in range(5)]
-    _encode[(len(x) // 1024,)](x, *outputs, 1024)
+    bf16 = torch.empty(len(x), dtype=torch.bfloat16, device=device)
+    _encode[(len(x) // 1024,)](x, bf16, *outputs, 1024)
+    torch.testing.assert_close(bf16, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
     e4m3, e2m1, fp8_scale, fp4_scale, fp4_16_scale = outputs
     number = ~x.isnan()
     assert torch.equal(e4m3[number], quant.encode_e4m3(x)[number])

@@ -18,6 +18,7 @@ def test_rms_norm(device: torch.device, rows: int, width: int) -> None:
     actual = norm.rms_norm(x, weight, eps=1e-20)
     wanted = reference.rms_norm(x, weight, eps=1e-20)
     torch.testing.assert_close(actual, wanted, rtol=2**-7, atol=0)
+    assert bool((actual == wanted).float().mean() > 0.98) or not rows
 
 
 def test_broken_and_empty_rows_stay_alone(device: torch.device) -> None:
