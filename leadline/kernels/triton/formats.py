@@ -79,9 +79,9 @@ def to_bf16(x):
     if NATIVE_CASTS:
         return x.to(tl.bfloat16)
     bits = x.to(tl.int32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-    rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, rounded)
-    return rounded.to(tl.float32, bitcast=True).to(tl.bfloat16)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded)
+    return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
