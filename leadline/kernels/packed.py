@@ -38,6 +38,10 @@ class LinearWeight:
     def quantizes_input(self) -> bool:
         return self.format is not WeightFormat.PLAIN
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.dense.shape
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
@@ -57,6 +61,12 @@ class PackedWeight:
     format: WeightFormat
     quantizes_input: bool = True
     dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the values."""
+        *leading, width = self.codes.shape
+        return torch.Size((*leading, 2 * width if self.format is WeightFormat.MXFP4 else width))
 
     @property
     def dense(self) -> Tensor:
