@@ -28,7 +28,8 @@ class _Tile:
     """What one program multiplies at a time.
 
     Attributes:
-        tokens, rows, channels: of activations, of the weight, of both.
+        tokens: at most; a program takes the power of two at or above what there is.
+        rows, channels: of the weight.
         resident: programs that keep a multiprocessor's loads in flight.
     """
 
@@ -40,11 +41,9 @@ class _Tile:
     resident: int
 
 
-# By the most tokens that one takes. Up to 32 the weights are the left operand, whose side of a
-# matrix instruction is the long one, and tokens the right one, which may be 8 wide.
+# Few tokens are the right operand of the matrix instructions, the side that may be narrow, and
+# two warps take the older ones, which read codes from shared memory four at a time.
 _TILES = (
-    _Tile(8, 64, 128, num_warps=2, num_stages=4, resident=4),
-    _Tile(16, 64, 128, num_warps=2, num_stages=4, resident=4),
     _Tile(32, 64, 128, num_warps=2, num_stages=4, resident=4),
     _Tile(64, 64, 128, num_warps=4, num_stages=4, resident=2),
     _Tile(128, 128, 64, num_warps=8, num_stages=4, resident=2),
@@ -84,7 +83,7 @@ def packed_matmul(
     Returns:
         ``[m, G out]`` bf16, ``[m, out / 2]`` behind SwiGLU.
     """
-    tokens, groups, width = x.shape
+    tokens, groups, _ = x.shape
     rows = weight.codes.shape[1]
     if not tokens:
         return x.new_empty(0, groups * rows // (1 if swiglu_limit is None else 2))
@@ -95,27 +94,24 @@ def packed_matmul(
         matrices = _expand(weight).transpose(1, 2)
         torch.bmm(x.transpose(0, 1), matrices, out=parts[0].transpose(0, 1))
     else:
-        follows = rounds_output or swiglu_limit is not None
-        parts = _multiply_tiles(x, weight, rounds_input, torch.float32 if follows else x.dtype)
+        parts = _multiply_tiles(x, weight, rounds_input)
     parts = parts.flatten(2)
     if len(parts) == 1 and not rounds_output and swiglu_limit is None:
         return parts[0]
     return _finish(parts, rounds_output, swiglu_limit)
 
 
-def _multiply_tiles(
-    x: Tensor, weight: PackedWeight, rounds_input: bool, dtype: torch.dtype
-) -> Tensor:
-    """Partial sums ``[splits, m, G, out]``: float32, or of ``dtype`` where there is one split."""
+def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tensor:
+    """Partial sums ``[splits, m, G, out]``, float32, or the only one, bf16."""
     tokens, groups, width = x.shape
     rows = weight.codes.shape[1]
     x = x if x.stride(2) == 1 else x.contiguous()
     tile = next((tile for tile in _TILES if tile.tokens >= tokens), _TILES[-1])
-    blocks = triton.cdiv(tokens, tile.tokens), groups * triton.cdiv(rows, tile.rows)
+    block = min(tile.tokens, triton.next_power_of_2(tokens))
+    blocks = triton.cdiv(tokens, block), groups * triton.cdiv(rows, tile.rows)
     splits = _splits(tile, blocks[0] * blocks[1], x, groups * rows)
-    parts = x.new_empty(
-        splits, tokens, groups, rows, dtype=torch.float32 if splits > 1 else dtype
-    )
+    dtype = torch.float32 if splits > 1 else torch.bfloat16
+    parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
     _multiply[(*blocks, splits)](
         x,
         weight.codes,
@@ -128,11 +124,11 @@ def _multiply_tiles(
         WIDTH=width,
         GROUPS=groups,
         SPLITS=splits,
-        BLOCK_T=tile.tokens,
+        BLOCK_T=block,
         BLOCK_N=tile.rows,
         BLOCK_K=tile.channels,
         ROUNDS_INPUT=rounds_input,
-        TOKENS_FIRST=tile.tokens >= _TOKENS_FIRST_FROM,
+        TOKENS_FIRST=block >= _TOKENS_FIRST_FROM,
         EVEN_K=width % (splits * tile.channels) == 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -143,8 +139,8 @@ def _multiply_tiles(
 def _splits(tile: _Tile, blocks: int, x: Tensor, rows: int) -> int:
     """Into how many parts to cut the input, so that every multiprocessor has as much to do.
 
-    Costs are in steps of one tile on one multiprocessor: those of the busiest one, the second
-    launch, and the partial sums that go through L2 and back.
+    Costs are in steps of one tile on one multiprocessor: those of the busiest one, where a program
+    takes one to begin; the second launch; the partial sums that go through L2 and back.
     """
     chunks = triton.cdiv(x.shape[2], tile.channels)
     processors = _processors(x.device)
@@ -152,7 +148,7 @@ def _splits(tile: _Tile, blocks: int, x: Tensor, rows: int) -> int:
 
     def cost(splits: int) -> float:
         programs = triton.cdiv(blocks * splits, processors)
-        steps = max(programs, tile.resident) * triton.cdiv(chunks, splits)
+        steps = max(programs, tile.resident) * (1 + triton.cdiv(chunks, splits))
         if splits == 1:
             return steps
         sums = 4 * splits * x.shape[0] * rows / (processors * bytes_of_a_step)
@@ -168,7 +164,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _multiply(
     x,
     codes,
@@ -224,10 +220,8 @@ def _multiply(
         exponents = tl.load(scales + at_scale + tl.minimum(following, columns - 1))
         if ROUNDS_INPUT:
             value = on_fp8_32_grid(value.to(tl.float32))
-        if TOKENS_FIRST:
-            sums = dot_bf16(value, weight.T, sums)
-        else:
-            sums = dot_bf16(weight, value.T, sums)
+        left, right = (value, weight.T) if TOKENS_FIRST else (weight, value.T)
+        sums = dot_bf16(left, right, sums)
     if not TOKENS_FIRST:
         sums = sums.T
     at = ((split * num_tokens + token).to(tl.int64) * GROUPS + group)[:, None] * num_rows + row
@@ -294,7 +288,7 @@ def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "num_tokens"])
 def _add_parts(
     parts,
     out,

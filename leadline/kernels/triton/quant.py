@@ -16,6 +16,7 @@ from leadline.kernels.triton.formats import (
     reciprocal_of_scale,
     to_bf16,
 )
+from leadline.kernels.triton.launch import NATIVE_CASTS
 
 _BLOCK = 2048
 
@@ -47,5 +48,12 @@ def on_fp8_32_grid(x):
     blocks = x.reshape(rows, width // 32, 32)
     exponents = fp8_32_scale(absmax(blocks, 2))
     codes = encode_e4m3(blocks * reciprocal_of_scale(exponents)[:, :, None])
-    values = decode_e4m3(codes) * decode_ue8m0(exponents)[:, :, None]
+    values = _decoded(codes) * decode_ue8m0(exponents)[:, :, None]
     return to_bf16(values.reshape(rows, width))
+
+
+@triton.jit
+def _decoded(codes):
+    if NATIVE_CASTS:
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    return decode_e4m3(codes)
