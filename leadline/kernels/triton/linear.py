@@ -12,6 +12,9 @@ from leadline.kernels.packed import PackedWeight, Weight, WeightFormat
 from leadline.kernels.reference import linear as reference
 from leadline.kernels.triton.packed_matmul import packed_matmul
 
+# Products that cuBLAS cuts along their input would otherwise add parts rounded to bf16.
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """FP8 weights are expanded where they are multiplied."""
