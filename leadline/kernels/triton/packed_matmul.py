@@ -109,7 +109,13 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
     tile = next((tile for tile in _TILES if tile.tokens >= tokens), _TILES[-1])
     block = min(tile.tokens, triton.next_power_of_2(tokens))
     blocks = triton.cdiv(tokens, block), groups * triton.cdiv(rows, tile.rows)
-    splits = _splits(tile, blocks[0] * blocks[1], x, groups * rows)
+    splits = _splits(
+        tile,
+        blocks[0] * blocks[1],
+        chunks=triton.cdiv(width, tile.channels),
+        sums=blocks[0] * block * groups * rows,
+        processors=_processors(x.device),
+    )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
     _multiply[(*blocks, splits)](
@@ -136,23 +142,26 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
     return parts
 
 
-def _splits(tile: _Tile, blocks: int, x: Tensor, rows: int) -> int:
+def _splits(tile: _Tile, blocks: int, *, chunks: int, sums: int, processors: int) -> int:
     """Into how many parts to cut the input, so that every multiprocessor has as much to do.
 
     Costs are in steps of one tile on one multiprocessor: those of the busiest one, where a program
     takes one to begin; the second launch; the partial sums that go through L2 and back.
+
+    Args:
+        tile: what a program multiplies at a time.
+        blocks: programs of one split.
+        chunks: steps of all splits together.
+        sums: values of the result.
+        processors: multiprocessors of the GPU.
     """
-    chunks = triton.cdiv(x.shape[2], tile.channels)
-    processors = _processors(x.device)
-    bytes_of_a_step = tile.rows * tile.channels
 
     def cost(splits: int) -> float:
         programs = triton.cdiv(blocks * splits, processors)
         steps = max(programs, tile.resident) * (1 + triton.cdiv(chunks, splits))
         if splits == 1:
             return steps
-        sums = 4 * splits * x.shape[0] * rows / (processors * bytes_of_a_step)
-        return steps + 5 + sums
+        return steps + 5 + 4 * splits * sums / (processors * tile.rows * tile.channels)
 
     return min(range(1, min(_MOST_SPLITS, chunks) + 1), key=cost)
 
@@ -271,7 +280,7 @@ def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
     splits, tokens, width = parts.shape
     out_width = width if swiglu_limit is None else width // 2
     out = parts.new_empty(tokens, out_width, dtype=torch.bfloat16)
-    block = 256
+    block = 256 if splits > 1 else 1024
     _add_parts[(tokens, triton.cdiv(out_width, block))](
         parts,
         out,
