@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight, RecordField
+from leadline.kernels.packed import RecordField, Weight
 from leadline.kernels.reference import (
     attention,
     compressor,
@@ -77,7 +77,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @op()
-def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+def linear(x: Tensor, weight: Weight) -> Tensor:
     """``x W^T``; the input is quantised to MXFP8 (1 x 32) first where W was packed (7.3).
 
     Args:
@@ -91,7 +91,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
 
 
 @op()
-def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
+def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
     """One matrix per output group; the input is never quantised (3.8).
 
     Args:
@@ -105,12 +105,28 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @op()
+def output_projection(x: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
+    """Outputs of the heads, rotated back, through two low-rank matrices (3.8, kernels.md 9).
+
+    Args:
+        x: ``[m, H, d]`` activations.
+        wo_a: ``[G, out, H d / G]``, see ``grouped_linear``.
+        wo_b: ``[D, G out]``, see ``linear``.
+
+    Returns:
+        ``[m, D]`` activations.
+    """
+    grouped = x.flatten(1).unflatten(1, (wo_a.shape[0], -1))
+    return linear(grouped_linear(grouped, wo_a).flatten(1), wo_b)
+
+
+@op()
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """A wide product of wide operands: the head and the gated compressors (2.1, 3.3).
 
     Args:
         x: ``[m, in]`` activations.
-        weight: ``[out, in]`` wide.
+        weight: ``[out, in]`` wide, or bf16 where that is exact.
 
     Returns:
         ``[m, out]`` wide.
@@ -336,7 +352,7 @@ def route(
 
 @op()
 def routed_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
+    x: Tensor, ids: Tensor, weights: Tensor, w13: Weight, w2: Weight, *, limit: float
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
 
@@ -355,7 +371,7 @@ def routed_experts(
 
 
 @op()
-def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor:
     """The shared expert (5.3): ``[m, D]`` -> ``[m, D]`` activations.
 
     Args:

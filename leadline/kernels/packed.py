@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -38,6 +39,23 @@ class LinearWeight:
     def quantizes_input(self) -> bool:
         return self.format is not WeightFormat.PLAIN
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.dense.shape
+
+    def to(self, device: torch.device) -> LinearWeight:
+        """The same on a device."""
+        return replace(self, dense=self.dense.to(device))
+
+    def split(self, rows: int) -> LinearWeight:
+        """A stack of matrices of so many rows, ``[out / rows, rows, in]``."""
+        return replace(self, dense=self.dense.unflatten(0, (-1, rows)))
+
+    @staticmethod
+    def stack(parts: Sequence[LinearWeight]) -> LinearWeight:
+        """One above the other; of one format."""
+        return replace(parts[0], dense=torch.cat([part.dense for part in parts], dim=-2))
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
@@ -57,6 +75,38 @@ class PackedWeight:
     format: WeightFormat
     quantizes_input: bool = True
     dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the values."""
+        *leading, width = self.codes.shape
+        return torch.Size((*leading, 2 * width if self.format is WeightFormat.MXFP4 else width))
+
+    def to(self, device: torch.device) -> PackedWeight:
+        """The same on a device."""
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device))
+
+    def split(self, rows: int) -> PackedWeight:
+        """A stack of matrices of so many rows, ``[out / rows, rows, in]``.
+
+        Args:
+            rows: a multiple of 32 in FP8_BLOCK32, or scales would be shared by two matrices.
+        """
+        scale_rows = rows // 32 if self.format is WeightFormat.FP8_BLOCK32 else rows
+        return replace(
+            self,
+            codes=self.codes.unflatten(0, (-1, rows)),
+            scales=self.scales.unflatten(0, (-1, scale_rows)),
+        )
+
+    @staticmethod
+    def stack(parts: Sequence[PackedWeight]) -> PackedWeight:
+        """One above the other; of one format, and of whole tiles."""
+        return replace(
+            parts[0],
+            codes=torch.cat([part.codes for part in parts], dim=-2),
+            scales=torch.cat([part.scales for part in parts], dim=-2),
+        )
 
     @property
     def dense(self) -> Tensor:

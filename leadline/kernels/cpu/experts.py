@@ -13,7 +13,7 @@ from leadline.kernels.cpu.formats import clamp, round_trip_fp8_row
 from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
 from leadline.kernels.cpu.quant import round_trip_fp8_32
-from leadline.kernels.packed import LinearWeight
+from leadline.kernels.packed import Weight
 from leadline.kernels.reference import experts
 
 
@@ -61,7 +61,7 @@ def _product(x: F2, weight: F2, out: F2) -> None:
 
 
 @in_float32(experts.shared_expert)
-def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor:
     """Products by torch, SwiGLU and the rounding behind it in one pass."""
     gate_up = linear(x, w13)
     hidden = np.empty((x.shape[0], gate_up.shape[1] // 2), np.float32)
@@ -77,7 +77,7 @@ def _swiglu(gate_up: F2, limit: float, quantizes: bool, out: F2) -> None:
 
 @in_float32(experts.routed_experts)
 def routed_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
+    x: Tensor, ids: Tensor, weights: Tensor, w13: Weight, w2: Weight, *, limit: float
 ) -> Tensor:
     """Expert by expert, so that one expert's weights are read once for all of its rows."""
     if w13.quantizes_input:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight
+from leadline.kernels.packed import Weight
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.linear import linear
 from leadline.kernels.reference.quant import round_trip_fp8_32
@@ -18,7 +18,7 @@ def swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
     return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
-def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor:
     """One expert for every row, without a weight."""
     hidden = swiglu(linear(x, w13), limit=limit).to(x.dtype)
     return linear(hidden, w2)
@@ -28,8 +28,8 @@ def routed_experts(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    w13: LinearWeight,
-    w2: LinearWeight,
+    w13: Weight,
+    w2: Weight,
     *,
     limit: float,
 ) -> Tensor:

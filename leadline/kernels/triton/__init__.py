@@ -6,6 +6,16 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import norm
+from leadline.kernels.triton import grouped_linear, linear, norm, shared_expert
 
-IMPLEMENTATIONS = {op.__name__: op for op in (norm.rms_norm,)}
+IMPLEMENTATIONS = {
+    op.__name__: op
+    for op in (
+        norm.rms_norm,
+        linear.linear,
+        linear.wide_linear,
+        grouped_linear.grouped_linear,
+        grouped_linear.output_projection,
+        shared_expert.shared_expert,
+    )
+}

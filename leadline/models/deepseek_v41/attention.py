@@ -60,7 +60,7 @@ class Compressor:
             self.wkv = params.linear(f"{prefix}.compressor.wkv")
         else:  # values and gates in one wide product
             names = (f"{prefix}.compressor.{part}.weight" for part in ("wkv", "wgate"))
-            self.gated = torch.cat([params.tensor(name) for name in names])
+            self.gated = params.wide_linear(*names)
 
     def write(
         self,
@@ -162,7 +162,9 @@ class Attention:
         self.kv_norm = params.tensor(f"{prefix}.kv_norm.weight")
         self.sink = params.tensor(f"{prefix}.attn_sink", rows=heads)
         low_rank = slice(groups.start * rank, groups.stop * rank)
-        self.wo_a = params.linear(f"{prefix}.wo_a", out=low_rank).dense.unflatten(0, (-1, rank))
+        self.wo_a = params.grouped_linear(
+            f"{prefix}.wo_a", groups=groups.stop - groups.start, out=low_rank
+        )
         self.wo_b = params.linear(f"{prefix}.wo_b", inp=low_rank)
         self.compressor: Compressor | None = None
         self.indexer: Indexer | None = None
@@ -214,8 +216,7 @@ class Attention:
             self.sink,
             exact_rounding=self.exact_rounding,
         )
-        grouped = out.flatten(1).unflatten(1, (self.wo_a.shape[0], -1))
-        return ops.linear(ops.grouped_linear(grouped, self.wo_a).flatten(1), self.wo_b)
+        return ops.output_projection(out, self.wo_a, self.wo_b)
 
     def _angles(self, step: StepRows) -> tuple[Tensor, Tensor]:
         return step.yarn if self.ratio else step.plain

@@ -167,7 +167,7 @@ class DeepseekV41:
         ]
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
-        self.head = params.tensor("head.weight", rows=vocabulary)
+        self.head = params.wide_linear("head.weight", rows=vocabulary)
         self._cache: CacheFields | None = None
 
     def bind_cache(self, cache: CacheFields) -> None:

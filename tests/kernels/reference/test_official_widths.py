@@ -160,7 +160,7 @@ CASES: dict[str, Callable[[Numbers], Result]] = {
         n.activations(ROWS, D), n.weight(C.q_lora_rank, D, packed=True)
     ),
     "grouped_linear": lambda n: ops.grouped_linear(
-        n.activations(ROWS, 2, H // C.o_groups * d), n.matrix(2, C.o_lora_rank, H // C.o_groups * d)
+        n.activations(ROWS, 2, H // C.o_groups * d), n.weight(2, C.o_lora_rank, H // C.o_groups * d)
     ),
     "wide_linear": lambda n: ops.wide_linear(n.activations(ROWS, D), n.matrix(1024, D)),
     "mhc_coefficients": lambda n: ops.mhc_coefficients(
