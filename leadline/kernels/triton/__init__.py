@@ -6,6 +6,18 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import norm
+from leadline.kernels.triton import indexer, norm, selection
 
-IMPLEMENTATIONS = {op.__name__: op for op in (norm.rms_norm,)}
+IMPLEMENTATIONS = {
+    op.__name__: op
+    for op in (
+        norm.rms_norm,
+        indexer.prepare_index_query,
+        indexer.quantize_index_query,
+        indexer.index_logits,
+        indexer.candidate_logits,
+        selection.select_top_k,
+        selection.select_candidate_blocks,
+        selection.select_from_candidates,
+    )
+}
