@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.core.errors import ConfigError
-from leadline.kernels.triton.launch import bucket, tuned
 
 _LONGEST = 16384  # values among which a program chooses at once
 _TILE = 8192  # columns whose maxima a program finds
@@ -62,11 +61,9 @@ def _levels(scores: Tensor, k: int, group: int) -> list[Tensor]:
 
 
 def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = None) -> list[Tensor]:
-    """Maxima of groups of ``first`` columns, and of groups of ``second`` of those.
+    """Maxima of groups of ``first`` columns, and of groups of ``second`` of those; NaN is -inf.
 
-    Args:
-        scores: ``[m, N]``; NaN counts as -inf.
-        visible: ``[m]``, the first group of entry ``visible - 1`` becomes infinite; or None.
+    With ``visible``, the first group of entry ``visible - 1`` becomes infinite.
     """
     rows, columns = scores.shape
     count = triton.cdiv(columns, first)
@@ -136,20 +133,24 @@ def _chosen(
     if rows and k:
         sizes = [(level, level.stride(0), level.shape[1]) for level in levels]
         low, middle, high = sizes + sizes[-1:] * (3 - len(sizes))
+        at_once = triton.next_power_of_2(top)
+        width = triton.next_power_of_2(k)
+        most = max(at_once, width * group if len(levels) > 1 else 1)
         _choose_rows[(rows,)](
             *(*low, *middle, *high, chosen, blocks),
-            *(0 if blocks is None else blocks.stride(0), k, bucket(rows)),
+            *(0 if blocks is None else blocks.stride(0), k),
             LEVELS=len(levels),
-            TOP=triton.next_power_of_2(top),
-            WIDTH=triton.next_power_of_2(k),
+            TOP=at_once,
+            WIDTH=width,
             GROUP=group,
             BLOCK_SIZE=block_size,
+            num_warps=min(max(most // 512, 4), 32),  # sixteen values a thread
         )
     return chosen
 
 
 @triton.jit
-def _choose_row(
+def _choose_rows(
     low,
     low_stride,
     low_count,
@@ -163,7 +164,6 @@ def _choose_row(
     blocks,
     blocks_stride,
     k,
-    size_class,
     LEVELS: tl.constexpr,
     TOP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -177,14 +177,19 @@ def _choose_row(
     if blocks is not None:
         listed = blocks + row * blocks_stride
     place = tl.arange(0, TOP)
+    keys = _load_keys(high + row * high_stride, high_count, place)
+    # Not fewer than k groups of neighbours reach the least of their maxima.
+    floor = tl.min(tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1))
     last = None if LEVELS > 1 else listed
-    _choose(high + row * high_stride, high_count, place, k, out, last, BLOCK_SIZE)
+    floor = _choose(keys, place, floor, k, out, last, BLOCK_SIZE)
     if LEVELS == 3:
         place = _members(out, k, WIDTH, GROUP)
-        _choose(middle + row * middle_stride, middle_count, place, k, out, None, BLOCK_SIZE)
+        keys = _load_keys(middle + row * middle_stride, middle_count, place)
+        floor = _choose(keys, place, floor, k, out, None, BLOCK_SIZE)
     if LEVELS >= 2:
         place = _members(out, k, WIDTH, GROUP)
-        _choose(low + row * low_stride, low_count, place, k, out, listed, BLOCK_SIZE)
+        keys = _load_keys(low + row * low_stride, low_count, place)
+        _choose(keys, place, floor, k, out, listed, BLOCK_SIZE)
 
 
 @triton.jit
@@ -199,25 +204,36 @@ def _members(chosen, k, WIDTH: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _choose(values, count, place, k, out, blocks, BLOCK_SIZE: tl.constexpr):
-    """The k best of some ascending places, in this order, -1 behind; of equals the later ones."""
-    BITS: tl.constexpr = values.dtype.element_ty.primitive_bitwidth
+def _load_keys(values, count, place):
+    """Integers that order as the values do; 0 for NaN, -inf and what does not exist."""
     x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
-    # Integers that order as the values do; 0 for NaN, -inf and what does not exist.
     x = x.to(tl.float32) + 0.0  # one zero
     bits = x.to(tl.uint32, bitcast=True)
-    keys = tl.where(x < 0, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> (32 - BITS)
+    keys = tl.where(x < 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     keys = tl.where(x > -float("inf"), keys, 0)
-    # The largest key that at least k reach, bit by bit; 0 if there are not as many.
-    threshold = tl.full([], 0, tl.uint32)
-    bit = tl.full([], 1 << (BITS - 1), tl.uint32)
-    for _ in tl.range(BITS):
-        tried = threshold | bit
-        reach = tl.sum((keys >= tried).to(tl.int32))
-        threshold = tl.where(reach >= k, tried, threshold)
-        bit = bit >> 1
-    above = (keys > threshold).to(tl.int32)
-    equal = ((keys == threshold) & (keys > 0)).to(tl.int32)
+    if values.dtype.element_ty == tl.bfloat16:
+        return (keys >> 16).to(tl.int32)
+    else:  # noqa: RET505  # a compiled function has one type of result
+        return keys
+
+
+@triton.jit
+def _choose(keys, place, floor, k, out, blocks, BLOCK_SIZE: tl.constexpr):
+    """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
+
+    ``floor`` is 0, or a key that at least k reach. Returns the largest such key, 0 without one.
+    """
+    ceiling = tl.max(keys)
+    while floor < ceiling:
+        middle = ceiling - (ceiling - floor) // 2
+        if keys.dtype == tl.int32:  # 16 bits: a sign instead of a comparison, which takes longer
+            reach = -tl.sum((middle - 1 - keys) >> 31)
+        else:
+            reach = tl.sum((keys >= middle).to(tl.int32))
+        floor = tl.where(reach >= k, middle, floor)
+        ceiling = tl.where(reach >= k, ceiling, middle - 1)
+    above = (keys > floor).to(tl.int32)
+    equal = ((keys == floor) & (keys > 0)).to(tl.int32)
     both = above + (equal << 16)  # in one scan: neither count exceeds 2^14
     until, total = tl.cumsum(both, axis=0), tl.sum(both)
     skipped = tl.maximum((total >> 16) + (total & 0xFFFF) - k, 0)
@@ -232,9 +248,4 @@ def _choose(values, count, place, k, out, blocks, BLOCK_SIZE: tl.constexpr):
     filled = (total & 0xFFFF) + (total >> 16) - skipped
     nothing = tl.full(slot.shape, -1, tl.int64)
     tl.store(out + slot, nothing, mask=(slot >= filled) & (slot < k))
-
-
-_choose_rows = tuned(
-    [triton.Config({}, num_warps=warps) for warps in (8, 16, 32)],
-    ("size_class", "LEVELS", "TOP", "WIDTH"),
-)(_choose_row)
+    return floor
