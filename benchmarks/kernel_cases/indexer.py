@@ -12,6 +12,8 @@ from benchmarks.kernel_cases.case import Case, Rate, relative_l2, same
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer as reference
+from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.reference.rope import rotate
 from leadline.kernels.triton import indexer
 
 HEADS, WIDTH, PER_PAGE = 32, 128, 256
@@ -66,7 +68,7 @@ def _keys(requests: int, entries: int, device: torch.device) -> tuple[RecordFiel
 def _queries(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     q = torch.randn(rows, HEADS, WIDTH, device=device, dtype=torch.bfloat16)
     weights = torch.randn(rows, HEADS, device=device, dtype=torch.bfloat16) / 64
-    return reference.round_trip_fp4_32(q), weights
+    return round_trip_fp4_32(q), weights
 
 
 def _make_dense(rows: int, requests: int, entries: int, device: torch.device) -> tuple[Any, ...]:
@@ -116,7 +118,7 @@ def _make_query(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor
 
 
 def _rotate_then_round(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return reference.round_trip_fp4_32(reference.rotate(q, cos, sin))
+    return round_trip_fp4_32(rotate(q, cos, sin))
 
 
 def _dense(exact: bool) -> dict[str, Any]:

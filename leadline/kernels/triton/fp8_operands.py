@@ -17,20 +17,21 @@ from leadline.kernels.triton.formats import absmax, decode_ue8m0
 
 # Eight nibbles in a word pick their magnitudes' codes from two words of four. A byte permutation
 # takes the low three bits of a nibble as a place; where the fourth bit is set it spreads the sign
-# of the byte there, which makes 0xFF of 0x80: so the sign of a nibble lands in bit 6.
+# of the byte there. Of the first byte, a negative zero, that makes 0xFF instead of 0x80: so the
+# sign of a nibble lands in bit 6.
 _EXPAND = tl.constexpr("""
 {
     .reg .b32 places, signs, magnitude, sign;
     and.b32 places, $2, 0x77777777;
     and.b32 signs, $2, 0x88888888;
     prmt.b32 magnitude, $3, $7, places;
-    prmt.b32 sign, 0x80, 0, signs;
+    prmt.b32 sign, $3, $7, signs;
     shl.b32 sign, sign, 1;
     lop3.b32 $0, sign, 0x80808080, magnitude, 0xEA;
     shr.u32 places, places, 16;
     shr.u32 signs, signs, 16;
     prmt.b32 magnitude, $3, $7, places;
-    prmt.b32 sign, 0x80, 0, signs;
+    prmt.b32 sign, $3, $7, signs;
     shl.b32 sign, sign, 1;
     lop3.b32 $1, sign, 0x80808080, magnitude, 0xEA;
 }
@@ -76,8 +77,8 @@ def expand_rows(codes, exponents):
     e = exponents.to(tl.int32)
     largest = tl.max(e, axis=1)
     octaves = tl.maximum(e - largest[:, None] + 26, 0)[:, :, None]
-    # The E5M2 codes of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6, times a power of two.
-    small = octaves * 0x04040400 + 0x0A080400
+    # The E5M2 codes of -0, 0.5, 1, 1.5 and of 2, 3, 4, 6, times a power of two.
+    small = octaves * 0x04040400 + 0x0A080480
     large = octaves * 0x04040404 + 0x12100E0C
     low, high = tl.inline_asm_elementwise(
         _EXPAND,

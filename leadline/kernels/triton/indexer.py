@@ -280,20 +280,26 @@ def _logits(
         scored = tl.maximum(tl.minimum(end, tl.cdiv(limit, KEYS)), begin)
         for tile in tl.range(begin, scored):
             column = tile * KEYS + tl.arange(0, KEYS)
-            entry = column
-            if BLOCK_SIZE > 0:
-                listed = blocks + tl.program_id(1).to(tl.int64) * blocks_stride
-                block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
-                entry = (block * BLOCK_SIZE).to(tl.int32) + column % BLOCK_SIZE
-            exists = (entry >= 0) & (entry < tl.max(seen)) & (column < limit)
-            page = tl.load(table + entry // PER_PAGE, mask=exists, other=0).to(tl.int64)
-            inner = entry % PER_PAGE
+            if BLOCK_SIZE == 0 and PER_PAGE % KEYS == 0:
+                # One page: its rows may all be read, and what nobody sees is masked below.
+                entry, exists = column, None
+                page = tl.load(table + tile // (PER_PAGE // KEYS)).to(tl.int64)
+                inner = tile % (PER_PAGE // KEYS) * KEYS + tl.arange(0, KEYS)
+            else:
+                entry = column
+                if BLOCK_SIZE > 0:
+                    listed = blocks + tl.program_id(1).to(tl.int64) * blocks_stride
+                    block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
+                    entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
+                exists = (entry >= 0) & (entry < tl.max(seen)) & (column < limit)
+                page = tl.load(table + entry // PER_PAGE, mask=exists, other=0).to(tl.int64)
+                inner = entry % PER_PAGE
             score = _score(
                 *(values + page * value_stride + inner * (DIM // 2), exists),
                 *(scales + page * scale_stride + inner * (DIM // 32), low, high, weight),
                 *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
             )
-            shown = exists[:, None] & (entry[:, None] < seen[None, :])
+            shown = (entry[:, None] >= 0) & (entry[:, None] < seen[None, :])
             score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], score, mask=inside)
@@ -318,18 +324,19 @@ def _score(
     FP8: tl.constexpr,
 ):
     """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
-    KEYS: tl.constexpr = exists.shape[0]
-    there = exists[:, None]
+    KEYS: tl.constexpr = value_rows.shape[0]
+    there = None if exists is None else exists[:, None]
+    other = None if exists is None else 0
     part = tl.arange(0, DIM // 32)[None, :]
-    exponents = tl.load(scale_rows[:, None] + part, mask=there, other=0)
+    exponents = tl.load(scale_rows[:, None] + part, mask=there, other=other)
     if FP8:
         byte = tl.arange(0, DIM // 2)[None, :]
-        codes = tl.load(value_rows[:, None] + byte, mask=there, other=0)
+        codes = tl.load(value_rows[:, None] + byte, mask=there, other=other)
         key_low, key_high, power = expand_rows(codes, exponents)
         dot = tl.dot(key_high, high, tl.dot(key_low, low))
     else:
         channel = tl.arange(0, DIM)[None, :]
-        codes = tl.load(value_rows[:, None] + channel // 2, mask=there, other=0).to(tl.int32)
+        codes = tl.load(value_rows[:, None] + channel // 2, mask=there, other=other).to(tl.int32)
         key = decode_e2m1(codes >> (channel % 2 * 4)).reshape(KEYS, DIM // 32, 32)
         key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
         power = tl.full((KEYS,), 1.0, tl.float32)
@@ -337,7 +344,8 @@ def _score(
     # Powers of two commute with roundings, so those of folded rows may be applied at the end.
     if EXACT:
         dot = _rounded(dot, FP8)
-    product = tl.maximum(dot, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
+    # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
+    product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
     if EXACT:
         product = _rounded(product, FP8)
     return tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2) * power[:, None]
