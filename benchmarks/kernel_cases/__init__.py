@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.kernel_cases import linear, norm
+from benchmarks.kernel_cases import (
+    indexer,
+    linear,
+    norm,
+    selection,
+)
 from benchmarks.kernel_cases.case import Case
 
-CASES: tuple[Case, ...] = (*norm.CASES, *linear.CASES)
+CASES: tuple[Case, ...] = (
+    *norm.CASES,
+    *linear.CASES,
+    *indexer.CASES,
+    *selection.CASES,
+)
 """All of them, in the order of kernels.md."""

@@ -6,7 +6,14 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import grouped_linear, linear, norm, shared_expert
+from leadline.kernels.triton import (
+    grouped_linear,
+    indexer,
+    linear,
+    norm,
+    selection,
+    shared_expert,
+)
 
 IMPLEMENTATIONS = {
     op.__name__: op
@@ -17,5 +24,12 @@ IMPLEMENTATIONS = {
         grouped_linear.grouped_linear,
         grouped_linear.output_projection,
         shared_expert.shared_expert,
+        indexer.prepare_index_query,
+        indexer.quantize_index_query,
+        indexer.index_logits,
+        indexer.candidate_logits,
+        selection.select_top_k,
+        selection.select_candidate_blocks,
+        selection.select_from_candidates,
     )
 }

@@ -21,7 +21,8 @@ class Selection:
 
     Attributes:
         entries: ``[r, <= K]`` selected entries, ascending, -1 behind them.
-        candidates: ``[r, N]`` bool, or None where every visible entry is a candidate.
+        candidates: ``[r, <= topk_blocks]`` blocks of entries, ascending, -1 behind them, or None
+            where every visible entry is a candidate.
     """
 
     entries: Tensor | None = None
@@ -95,7 +96,10 @@ class Compressor:
 class Indexer:
     """Scores entries and selects the best (3.5, 3.6)."""
 
-    def __init__(self, params: Parameters, prefix: str, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self, params: Parameters, prefix: str, config: ModelConfig, layer: int, exact_rounding: bool
+    ) -> None:
+        self.exact_rounding = exact_rounding
         self.num_heads, self.dim = config.index_n_heads, config.index_head_dim
         self.topk = config.index_topk
         self.block_size = config.candidate_block_size
@@ -127,15 +131,37 @@ class Indexer:
             chosen.entries = span.masked_fill(span >= visible.unsqueeze(1), -1)
             return
         q = ops.linear(qr, self.wq_b).unflatten(1, (self.num_heads, self.dim))
-        q = ops.rotate(q, *step.yarn)
-        if keys.scales is not None:
-            q = ops.quantize_index_query(q)
+        prepare = ops.rotate if keys.scales is None else ops.prepare_index_query
+        q = prepare(q, *step.yarn)
         weights = ops.linear(u, self.weights_proj) * (self.dim**-0.5 * self.num_heads**-0.5)
-        scores = ops.index_logits(q, weights, keys, rows.page_table, rows.q_off, visible)
         if chosen.candidates is not None and not self.makes_candidates:
-            scores = scores.masked_fill(~chosen.candidates, -torch.inf)
+            scores = ops.candidate_logits(
+                q,
+                weights,
+                keys,
+                rows.page_table,
+                rows.req_of_row,
+                chosen.candidates,
+                visible,
+                block_size=self.block_size,
+                exact_rounding=self.exact_rounding,
+            )
+            chosen.entries = ops.select_from_candidates(
+                scores, chosen.candidates, self.topk, block_size=self.block_size
+            )
+            return
+        scores = ops.index_logits(
+            q,
+            weights,
+            keys,
+            rows.page_table,
+            rows.req_of_row,
+            visible,
+            most,
+            exact_rounding=self.exact_rounding,
+        )
         if needs_candidates:
-            chosen.candidates = ops.select_candidates(
+            chosen.candidates = ops.select_candidate_blocks(
                 scores, visible, block_size=self.block_size, topk_blocks=self.topk_blocks
             )
         chosen.entries = ops.select_top_k(scores, self.topk)
@@ -171,7 +197,7 @@ class Attention:
         if layer in config.kv_source_layer_ids:
             self.compressor = Compressor(params, prefix, config, self.ratio)
         if layer in config.index_source_layer_ids:
-            self.indexer = Indexer(params, f"{prefix}.indexer", config, layer)
+            self.indexer = Indexer(params, f"{prefix}.indexer", config, layer, exact_rounding)
 
     def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> Tensor:
         """Store window rows, entries and keys of ``u [r, D]``; the window workspace ``[w, d]``."""

@@ -109,8 +109,10 @@ def index_logits(n: Numbers) -> Tensor:
         n.activations(ROWS, heads, std=0.1),
         n.field(Record.FP4_32, width, entries),
         torch.zeros(1, 1, dtype=torch.int64),
-        torch.tensor([0, ROWS]),
+        torch.zeros(ROWS, dtype=torch.int64),
         torch.full((ROWS,), entries),
+        entries,
+        exact_rounding=True,
     )
 
 
