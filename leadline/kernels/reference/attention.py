@@ -10,7 +10,7 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.indexer import entry_address
-from leadline.kernels.reference.kv_store import load_rows
+from leadline.kernels.reference.kv_store import load_rows, unpack_rows
 from leadline.kernels.reference.rope import rotate
 
 _SOFTMAX_BLOCK = 64
@@ -20,7 +20,7 @@ def sparse_attention(
     q: Tensor,
     cos: Tensor,
     sin: Tensor,
-    window: Tensor,
+    window: RecordField,
     window_index: Tensor,
     window_width: Tensor,
     kv: RecordField | None,
@@ -35,11 +35,12 @@ def sparse_attention(
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
     step = rows_per_block(slots * q.shape[2], q.device)
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
+    window_rows = unpack_rows(window.values, window.scales, window.record, q.dtype).flatten(0, 1)
     outputs = []
     for start in range(0, q.shape[0], step):
         rows = slice(start, start + step)
         index = window_index[rows]
-        keys, valid = F.embedding(index.clamp(min=0), window), index >= 0
+        keys, valid = F.embedding(index.clamp(min=0), window_rows), index >= 0
         if kv is not None and selected is not None:
             chosen = selected[rows]
             address = entry_address(
