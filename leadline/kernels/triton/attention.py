@@ -17,15 +17,12 @@ from leadline.kernels.triton import records
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 
-_PROGRAMS = 132  # of an H200 run at once
+_PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
+_WARPS = {16: 4, 64: 8}
 _PART = 32  # slots: the least that a program of its own attends to
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIT = records.UNIT
-_CONFIGS = [
-    triton.Config({"BLOCK": 32}, num_warps=4),
-    triton.Config({"BLOCK": 32}, num_warps=8),
-    triton.Config({"BLOCK": 64}, num_warps=8),
-]
+_CONFIGS = [triton.Config({"BLOCK": block}, num_warps=None) for block in (32, 64)]
 
 
 def sparse_attention(
@@ -60,16 +57,17 @@ def sparse_attention(
         kv_values, kv_scales = records.words(kv)
         strides = (*kv_values.stride()[:2], *kv_scales.stride()[:2])
         entries = (str(kv.record), kv_values.shape[1], *strides)
-    block_heads = min(max(triton.next_power_of_2(heads), 16), 64)
+    block_heads = 16 if heads <= 16 else 64
+    programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
     parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
-    parts_per_split = triton.cdiv(parts, max(_PROGRAMS // (rows * head_blocks), 1))
+    parts_per_split = triton.cdiv(parts, max(programs // (rows * head_blocks), 1))
     splits = triton.cdiv(parts, parts_per_split)
     partial, tops, totals = out, sink, sink
     if splits > 1:
         partial = torch.empty(rows, splits, heads, width, dtype=torch.float32, device=q.device)
         tops, totals = torch.empty(2, rows, splits, heads, dtype=torch.float32, device=q.device)
-    _attend[(min(rows, _PROGRAMS), splits, head_blocks)](
+    _attend[(min(rows, programs), splits, head_blocks)](
         q,
         cos,
         sin,
@@ -106,6 +104,7 @@ def sparse_attention(
         block_heads,
         splits > 1,
         _PART,
+        num_warps=_WARPS[block_heads],
     )
     if splits > 1:
         _merge[(rows, heads)](
@@ -295,11 +294,14 @@ def _attend_block(query, keys, valid, always, top, total, sums):
 @triton.jit
 def _finish(sums, top, total, sink, cos, sin, row, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
     """Outputs ``[heads, WIDTH]``: divided by the denominator with the sink in it, rotated back."""
-    total += tl.exp2(sink * _LOG2_E - top)
-    # Without a key and a sink there is no denominator either.
-    inverse = tl.where(total > 0, 1 / (total * _UNIT), 0.0)
+    bias = tl.minimum(sink * _LOG2_E, 1e30)
+    highest = tl.maximum(top, bias)
+    shrink = tl.exp2(top - highest)
+    denominator = (total * shrink + tl.exp2(bias - highest)) * _UNIT
+    # Without a key and a sink there is none, and nothing to divide.
+    factor = shrink / tl.where(denominator == 0, 1.0, denominator)
     turn_cos, turn_sin = _angles(cos, sin, row, WIDTH, PAIRS)
-    return to_bf16(_rotate(sums * inverse[:, None], turn_cos, -turn_sin))
+    return to_bf16(_rotate(sums * factor[:, None], turn_cos, -turn_sin))
 
 
 @triton.jit
