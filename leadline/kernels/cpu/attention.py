@@ -114,6 +114,8 @@ def _attend_head(
         total += weight
         for i in range(width):
             out[i] += weight * keys[j, i]
+    if total == 0:  # no key, and a sink of -inf
+        total = 1.0
     for i in range(width):
         out[i] /= total
 

@@ -66,7 +66,7 @@ def _plain_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
     highest = scores.amax(-1, keepdim=True).clamp(min=-1e30)
     weights = (scores - highest).exp()
     total = weights.sum(-1, keepdim=True) + (sink.unsqueeze(-1) - highest).exp()
-    return weights @ keys / total
+    return _divide(weights @ keys, total)
 
 
 def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
@@ -83,7 +83,12 @@ def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
         total = total * shrink + weights.sum(-1, keepdim=True)
         output = output * shrink + weights.bfloat16().float() @ key
         highest = raised
-    return output / (total + (sink.unsqueeze(-1) - highest).exp())
+    return _divide(output, total + (sink.unsqueeze(-1) - highest).exp())
+
+
+def _divide(output: Tensor, total: Tensor) -> Tensor:
+    """Without a key and with a sink of -inf there is nothing to divide, nor a denominator."""
+    return output / total.masked_fill(total == 0, 1)
 
 
 def _close_gap(keys: Tensor, valid: Tensor, width: Tensor, window: int) -> tuple[Tensor, Tensor]:

@@ -50,13 +50,12 @@ def sparse_attention(
     if not rows:
         return out
     window_values, window_scales = (part.flatten(0, 1) for part in records.words(window))
+    kv_values, kv_scales, record, per_page = window_values, window_scales, "none", 1
     if kv is None or selected is None:
         selected = window_index[:, :0]
-        kv_values, kv_scales, entries = window_values, window_scales, ("none", 1, 0, 0, 0, 0)
     else:
         kv_values, kv_scales = records.words(kv)
-        strides = (*kv_values.stride()[:2], *kv_scales.stride()[:2])
-        entries = (str(kv.record), kv_values.shape[1], *strides)
+        record, per_page = str(kv.record), kv_values.shape[1]
     block_heads = 16 if heads <= 16 else 64
     programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
@@ -98,7 +97,10 @@ def sparse_attention(
         str(window.record),
         window_values.stride(0),
         window_scales.stride(0),
-        *entries,
+        record,
+        per_page,
+        *kv_values.stride()[:2],
+        *kv_scales.stride()[:2],
         width,
         cos.shape[1],
         block_heads,
