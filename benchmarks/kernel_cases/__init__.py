@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.kernel_cases import (
+    attention,
     indexer,
     linear,
     norm,
@@ -13,6 +14,7 @@ from benchmarks.kernel_cases.case import Case
 CASES: tuple[Case, ...] = (
     *norm.CASES,
     *linear.CASES,
+    *attention.CASES,
     *indexer.CASES,
     *selection.CASES,
 )

@@ -371,7 +371,7 @@ def sparse_attention(
     q: Tensor,
     cos: Tensor,
     sin: Tensor,
-    window: Tensor,
+    window: RecordField,
     window_index: Tensor,
     window_width: Tensor,
     kv: RecordField | None,
@@ -390,8 +390,10 @@ def sparse_attention(
         q: ``[m, H, d]`` activations, not rotated.
         cos: ``[m, r / 2]`` float32 at each row's position.
         sin: ``[m, r / 2]`` float32.
-        window: ``[w, d]`` activations: window rows of this step, history and new ones.
-        window_index: ``[m, W]`` int64 rows of ``window``, oldest first, -1 behind them.
+        window: rows of windows: the rings themselves, or a workspace of one outer unit that
+            holds this step's history and new rows.
+        window_index: ``[m, W]`` int64, ``outer * rows of an outer unit + inner`` of each row of
+            ``window``, oldest first, -1 behind them.
         window_width: ``[m]`` int64, slots that the window takes in the reference's slot list.
         kv: compressed entries of the KV source, or None for window-only layers.
         page_table: ``[g, max pages]`` int64.
@@ -399,7 +401,8 @@ def sparse_attention(
         selected: ``[m, <= K]`` int64 entries, ascending, -1 behind them; None without ``kv``.
         sink: ``[H]`` wide, in the denominator only.
         exact_rounding: with bf16 activations, round probabilities in 64-slot blocks as the
-            reference program does.
+            reference program does. For the reference: backends that fuse the softmax choose
+            their own blocks.
 
     Returns:
         ``[m, H, d]`` activations; a row without keys gives 0.

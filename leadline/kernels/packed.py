@@ -133,3 +133,8 @@ class RecordField:
     record: Record
     values: Tensor
     scales: Tensor | None
+
+    def gather(self, outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows at these addresses as they are stored: values, and scales of packed records."""
+        scales = None if self.scales is None else self.scales[outer, inner]
+        return self.values[outer, inner], scales

@@ -7,6 +7,7 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 from __future__ import annotations
 
 from leadline.kernels.triton import (
+    attention,
     grouped_linear,
     indexer,
     linear,
@@ -14,22 +15,3 @@ from leadline.kernels.triton import (
     selection,
     shared_expert,
 )
-
-IMPLEMENTATIONS = {
-    op.__name__: op
-    for op in (
-        norm.rms_norm,
-        linear.linear,
-        linear.wide_linear,
-        grouped_linear.grouped_linear,
-        grouped_linear.output_projection,
-        shared_expert.shared_expert,
-        indexer.prepare_index_query,
-        indexer.quantize_index_query,
-        indexer.index_logits,
-        indexer.candidate_logits,
-        selection.select_top_k,
-        selection.select_candidate_blocks,
-        selection.select_from_candidates,
-    )
-}

@@ -199,12 +199,12 @@ class Attention:
         if layer in config.index_source_layer_ids:
             self.indexer = Indexer(params, f"{prefix}.indexer", config, layer, exact_rounding)
 
-    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> Tensor:
-        """Store window rows, entries and keys of ``u [r, D]``; the window workspace ``[w, d]``."""
+    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> RecordField:
+        """Store window rows, entries and keys of ``u [r, D]``; the window workspace."""
         latent = ops.rms_norm(ops.linear(u, self.wkv), self.kv_norm, eps=self.eps)
         ring, plan = cache.window[self.layer], step.window
         values, scales = ops.pack_rows(ops.rotate(latent, *self._angles(step)), ring.record)
-        history = ops.load_rows(ring, plan.history_slot, plan.history_row, u.dtype)
+        history, history_scales = ring.gather(plan.history_slot, plan.history_row)
         ops.store_rows(ring, plan.commit_slot, plan.commit_row, values, scales, rows=plan.commit)
         if self.compressor is not None:
             self.compressor.write(
@@ -214,11 +214,14 @@ class Attention:
                 cache.index[self.layer],
                 cache.open_groups.get(self.layer),
             )
-        # What later steps will read from the ring, this one reads too: packed and unpacked.
-        return torch.cat((history, ops.unpack_rows(values, scales, ring.record, u.dtype)))
+        # What later steps will read from the ring, this one reads too: as it is stored there.
+        values = torch.cat((history, values)).unsqueeze(0)
+        if scales is not None and history_scales is not None:
+            scales = torch.cat((history_scales, scales)).unsqueeze(0)
+        return RecordField(ring.record, values, scales)
 
     def read(
-        self, u: Tensor, window: Tensor, step: StepRows, cache: CacheFields, chosen: Selection
+        self, u: Tensor, window: RecordField, step: StepRows, cache: CacheFields, chosen: Selection
     ) -> Tensor:
         """Attend with the rows ``u [r, D]`` over the workspace and the selected entries."""
         qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)

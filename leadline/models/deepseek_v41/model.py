@@ -16,6 +16,7 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
 from leadline.kernels.debug import NonFiniteError
+from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.rope import rope_frequencies, yarn_frequencies
 from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.mhc import MixSite
@@ -53,12 +54,12 @@ class LowerState:
 
     Attributes:
         u: ``[m, D]`` the cut layer's normalised attention input.
-        window: ``[w, d]`` the cut layer's window workspace.
+        window: the cut layer's window workspace.
     """
 
     streams: Streams
     u: Tensor
-    window: Tensor
+    window: RecordField
     step: StepRows
     ngrams: NgramRows | None
 
@@ -99,8 +100,8 @@ class Block:
 
     def begin(
         self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
-    ) -> tuple[Streams, Tensor, Tensor]:
-        """Up to the caches: streams after Engram, ``u [r, D]``, window workspace ``[w, d]``."""
+    ) -> tuple[Streams, Tensor, RecordField]:
+        """Up to the caches: streams after Engram, ``u [r, D]``, window workspace."""
         x = streams.x
         if self.engram is not None and ngrams is not None:
             x = self.engram.inject(x, ngrams.rows[:, self.engram_index], ngrams.live)
@@ -111,7 +112,7 @@ class Block:
         self,
         streams: Streams,
         u: Tensor,
-        window: Tensor,
+        window: RecordField,
         step: StepRows,
         cache: CacheFields,
         chosen: Selection,

@@ -90,7 +90,7 @@ def sparse_attention(n: Numbers) -> Tensor:
     return ops.sparse_attention(
         n.moderate(ROWS, H, d),
         *angles(ROWS),
-        Numbers(n.dtype).moderate(window, d),
+        n.field(Record.FP8_32, d, window),
         torch.arange(window).expand(ROWS, -1),
         torch.full((ROWS,), window),
         n.field(Record.FP4_16, d, C.index_topk),
