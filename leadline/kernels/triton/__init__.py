@@ -15,3 +15,23 @@ from leadline.kernels.triton import (
     selection,
     shared_expert,
 )
+
+IMPLEMENTATIONS = {
+    op.__name__: op
+    for op in (
+        norm.rms_norm,
+        linear.linear,
+        linear.wide_linear,
+        grouped_linear.grouped_linear,
+        grouped_linear.output_projection,
+        shared_expert.shared_expert,
+        attention.sparse_attention,
+        indexer.prepare_index_query,
+        indexer.quantize_index_query,
+        indexer.index_logits,
+        indexer.candidate_logits,
+        selection.select_top_k,
+        selection.select_candidate_blocks,
+        selection.select_from_candidates,
+    )
+}
