@@ -179,6 +179,51 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 
 @op()
+def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) -> Tensor:
+    """What a sublayer reads: ``mhc_collapse``, then ``rms_norm``.
+
+    Args:
+        streams: ``[m, S, D]`` activations.
+        mix: ``[m, S]`` wide.
+        norm_weight: ``[D]`` wide.
+        eps: of the norm.
+
+    Returns:
+        ``[m, D]`` activations.
+    """
+    return rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+
+
+@op()
+def mhc_seam(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """From one sublayer to the next: ``mhc_expand``, then ``mhc_enter`` (kernels.md 1).
+
+    Args:
+        y: ``[m, D]`` activations, the finished sublayer's output.
+        streams: ``[m, S, D]`` activations, as they were before it.
+        post: ``[m, S]`` wide, of the finished sublayer.
+        comb: ``[m, S, S]`` wide, of the finished sublayer.
+        mix: ``[m, S]`` wide, ``pre`` of the site before the next one.
+        norm_weight: ``[D]`` wide, of the next sublayer.
+        eps: of the norm.
+
+    Returns:
+        The new streams ``[m, S, D]`` and the next sublayer's input ``[m, D]``, activations.
+    """
+    expanded = mhc_expand(y, streams, post, comb)
+    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps)
+
+
+@op()
 def compress(values: Tensor, gates: Tensor) -> Tensor:
     """Pool the rows of closed groups, channel by channel (3.3).
 

@@ -6,6 +6,15 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import norm
+from leadline.kernels.triton import mhc, norm
 
-IMPLEMENTATIONS = {op.__name__: op for op in (norm.rms_norm,)}
+IMPLEMENTATIONS = {
+    op.__name__: op
+    for op in (
+        norm.rms_norm,
+        mhc.mhc_coefficients,
+        mhc.mhc_enter,
+        mhc.mhc_expand,
+        mhc.mhc_seam,
+    )
+}
