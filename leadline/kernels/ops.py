@@ -368,7 +368,7 @@ def route(
 
     Args:
         x: ``[m, D]`` activations.
-        gate: ``[E, D]`` wide.
+        gate: ``[E, D]`` activations or wide; the product is wide.
         bias: ``[E]`` wide; selects only.
         num_experts_per_tok: experts of a row.
         scale: ``routed_scaling_factor``.

@@ -13,7 +13,8 @@ def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The bias decides who is picked, never how much they count."""
-    scores = F.softplus(F.linear(widen(x), gate)).sqrt()
+    wide = widen(x)
+    scores = F.softplus(F.linear(wide, gate.to(wide.dtype))).sqrt()
     chosen = torch.topk(scores + bias, num_experts_per_tok, dim=-1).indices
     experts = chosen.sort(dim=-1).values  # ascending: the order in which outputs are summed
     weights = scores.gather(-1, experts)

@@ -6,7 +6,7 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import mhc, norm
+from leadline.kernels.triton import mhc, norm, router
 
 IMPLEMENTATIONS = {
     op.__name__: op
@@ -16,5 +16,6 @@ IMPLEMENTATIONS = {
         mhc.mhc_enter,
         mhc.mhc_expand,
         mhc.mhc_seam,
+        router.route,
     )
 }
