@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.kernel_cases import mhc, norm, router
+from benchmarks.kernel_cases import mhc, norm, router, window
 from benchmarks.kernel_cases.case import Case
 
-CASES: tuple[Case, ...] = (*mhc.CASES, *router.CASES, *norm.CASES)
+CASES: tuple[Case, ...] = (*mhc.CASES, *router.CASES, *norm.CASES, *window.CASES)
 """All of them, in the order of kernels.md."""

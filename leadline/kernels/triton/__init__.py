@@ -6,7 +6,7 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import mhc, norm, router
+from leadline.kernels.triton import mhc, norm, router, window
 
 IMPLEMENTATIONS = {
     op.__name__: op
@@ -17,5 +17,7 @@ IMPLEMENTATIONS = {
         mhc.mhc_expand,
         mhc.mhc_seam,
         router.route,
+        window.norm_query_store_window,
+        window.norm_rotate_store,
     )
 }

@@ -93,6 +93,14 @@ def cast(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def dot_bf16(a, b, sums):
+    """``sums + a b`` of bf16 operands, added in float32."""
+    if NATIVE_CASTS:
+        return tl.dot(a, b, sums)
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
+
+
+@triton.jit
 def decode_e2m1(nibbles):
     """E2M1 codes (integers, the low four bits count) -> float32."""
     n = nibbles.to(tl.int32)
