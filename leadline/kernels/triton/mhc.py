@@ -124,7 +124,8 @@ def _seam(
     lane = tl.arange(0, CHUNK)
     # The whole row is asked for before any of it is used: one latency instead of one a chunk. The
     # new streams may then lie where the old ones did.
-    old, added = (), ()
+    old: tl.tuple = ()
+    added: tl.tuple = ()
     for at in tl.static_range(0, WIDTH, CHUNK):
         channel = at + lane
         for s in tl.static_range(S):
@@ -132,7 +133,9 @@ def _seam(
             old += (tl.load(source, mask=channel < WIDTH, other=0.0),)
         if y is not None:
             added += (tl.load(y + row * y_stride + channel, mask=channel < WIDTH, other=0.0),)
-    gains, moves, shares = (), (), ()
+    gains: tl.tuple = ()
+    moves: tl.tuple = ()
+    shares: tl.tuple = ()
     for s in tl.static_range(S):
         if y is not None:
             gains += (tl.load(post + row * S + s),)
@@ -142,7 +145,7 @@ def _seam(
             shares += (tl.load(mix + row * S + s),)
 
     squares = tl.zeros((CHUNK,), tl.float32)
-    collapsed = ()
+    collapsed: tl.tuple = ()
     for at in tl.static_range(0, WIDTH, CHUNK):
         channel = at + lane
         total = tl.zeros((CHUNK,), tl.float32)
@@ -163,7 +166,7 @@ def _seam(
             squares += rounded * rounded
 
     if mix is not None:
-        weights = ()  # on their way while the squares are summed
+        weights: tl.tuple = ()  # on their way while the squares are summed
         for at in tl.static_range(0, WIDTH, CHUNK):
             weights += (tl.load(norm_weight + at + lane, mask=at + lane < WIDTH, other=0.0),)
         factor = tl.rsqrt(tl.sum(squares) / WIDTH + eps)
@@ -195,7 +198,7 @@ def mhc_coefficients(
     comb = fn.new_empty(rows, num_streams, num_streams)
     if not rows:
         return pre, post, comb
-    tokens = 16 if rows <= 16 else 64
+    tokens = 16 if rows <= 16 else 64 if rows <= 2048 else 128  # more of them read fn less often
     tiles = triton.cdiv(rows, tokens)
     cuts = triton.next_power_of_2(triton.cdiv(_PROGRAMS, tiles * num_streams))
     channels = triton.cdiv(triton.cdiv(width, cuts), _CHANNELS) * _CHANNELS
@@ -243,9 +246,8 @@ def mhc_coefficients(
 @tuned(
     [
         triton.Config({"BLOCK": 64}, num_warps=4, num_stages=4),
-        triton.Config({"BLOCK": 128}, num_warps=4, num_stages=3),
+        triton.Config({"BLOCK": 64}, num_warps=8, num_stages=4),
         triton.Config({"BLOCK": 128}, num_warps=8, num_stages=3),
-        triton.Config({"BLOCK": 256}, num_warps=8, num_stages=2),
     ],
     key=["rows_bucket", "WIDTH"],
 )

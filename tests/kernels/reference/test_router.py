@@ -79,3 +79,11 @@ def test_bfloat16_rows_are_scored_wide() -> None:
     assert weights.dtype is torch.float32
     assert torch.equal(experts, wide[0])
     assert torch.equal(weights, wide[1])
+
+
+def test_gate_in_bfloat16_is_taken_wide() -> None:
+    x, gate, bias = torch.randn(8, 64).bfloat16(), torch.randn(6, 64).bfloat16(), torch.zeros(6)
+    narrow = route(x, gate, bias, num_experts_per_tok=3, scale=1.5)
+    wide = route(x, gate.float(), bias, num_experts_per_tok=3, scale=1.5)
+    for one, other in zip(narrow, wide, strict=True):
+        assert torch.equal(one, other)

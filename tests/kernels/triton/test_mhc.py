@@ -108,7 +108,8 @@ def test_empty_and_broken_rows_of_a_seam_stay_alone(device: torch.device) -> Non
     assert not expanded[0].any()
     assert not u[0].any()
     assert u[2].isnan().all()
-    alone = mhc.mhc_seam(*(part[1:2] for part in site.seam[:5]), site.weight, eps=EPS)
+    one = (*(part[1:2] for part in site.seam[:5]), site.weight)
+    alone = mhc.mhc_seam(*one, eps=EPS)
     assert torch.equal(expanded[1:2], alone[0])
     assert torch.equal(u[1:2], alone[1])
 
