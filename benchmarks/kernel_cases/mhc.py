@@ -35,6 +35,15 @@ def _rows(rows: int, device: torch.device) -> tuple[Tensor, ...]:
     return y, torch.stack(streams, dim=1), post, comb, mix, weight
 
 
+def _expand_rows(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    return _rows(rows, device)[:4]
+
+
+def _enter_rows(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    _, streams, _, _, mix, weight = _rows(rows, device)
+    return streams, mix, weight
+
+
 def _site(rows: int, device: torch.device) -> tuple[Tensor, ...]:
     """Streams, ``fn``, ``base`` and ``scale``."""
     streams = _rows(rows, device)[1]
@@ -167,9 +176,27 @@ CASES = [case for rows in SEAM for case in _cases(rows)]
 CASES += [
     Case(
         kernel="1",
+        op="mhc_expand",
+        shape=f"T={rows}",
+        make=partial(_expand_rows, rows),
+        fused=mhc.mhc_expand,
+        twin=reference.mhc_expand,
+        unfused=reference.mhc_expand,
+        check=_rounded_alike,
+        bytes=rows * (18 * D + 80),
+        flops=rows * D * 40,
+        rate=Rate.FP32,
+        target_share=0.8 if rows >= 1024 else None,
+        peers={"SGLang expand": us},
+    )
+    for rows, us in {1: 1.36, 8: 1.50, 64: 3.05, 512: 12.5, 8192: 187.0}.items()
+]
+CASES += [
+    Case(
+        kernel="1",
         op="mhc_enter",
         shape=f"T={rows}",
-        make=lambda device, rows=rows: _rows(rows, device)[1::3] + _rows(rows, device)[5:],
+        make=partial(_enter_rows, rows),
         fused=partial(mhc.mhc_enter, eps=EPS),
         twin=_enter,
         unfused=_enter,

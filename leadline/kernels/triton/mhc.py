@@ -126,6 +126,7 @@ def _seam(
     # new streams may then lie where the old ones did.
     old: tl.tuple = ()
     added: tl.tuple = ()
+    shares: tl.tuple = ()
     for at in tl.static_range(0, WIDTH, CHUNK):
         channel = at + lane
         for s in tl.static_range(S):
@@ -133,16 +134,19 @@ def _seam(
             old += (tl.load(source, mask=channel < WIDTH, other=0.0),)
         if y is not None:
             added += (tl.load(y + row * y_stride + channel, mask=channel < WIDTH, other=0.0),)
+    if mix is not None:
+        for s in tl.static_range(S):
+            shares += (tl.load(mix + row * S + s),)
+    # This waits for no load. It keeps the assembler from putting some of them off until others have
+    # come: what every sum begins with is loaded behind it.
+    tl.debug_barrier()
     gains: tl.tuple = ()
     moves: tl.tuple = ()
-    shares: tl.tuple = ()
-    for s in tl.static_range(S):
-        if y is not None:
+    if y is not None:
+        for s in tl.static_range(S):
             gains += (tl.load(post + row * S + s),)
             for o in tl.static_range(S):
                 moves += (tl.load(comb + (row * S + s) * S + o),)
-        if mix is not None:
-            shares += (tl.load(mix + row * S + s),)
 
     squares = tl.zeros((CHUNK,), tl.float32)
     collapsed: tl.tuple = ()
@@ -293,6 +297,7 @@ def _project(
     tl.store(partial + (part * rows + token) * COLUMNS + column, acc, mask=token < rows)
 
 
+@tuned([triton.Config({}, num_warps=warps) for warps in (4, 1)], key=["BLOCK"])
 @triton.jit(do_not_specialize=["rows"])
 def _sinkhorn(
     partial,
