@@ -90,7 +90,7 @@ def _down(rows: int) -> Case:
         bytes=rows * (2 * (RANK + WIDTH) + 2 * RANK + 528),
         flops=rows * (4 * RANK + 8 * WIDTH),
         rate=Rate.FP32,
-        target_us=(NORMS[rows] + WITH_QUERIES[rows]) / 1.1 if rows <= 8 else 3.5,
+        target_us={1: 3.1, 8: 3.4, 64: 3.5}.get(rows),
         target_share=0.75 if rows >= 8192 else None,
         peers={
             "norms, then insert": NORMS[rows] + INSERT[rows],

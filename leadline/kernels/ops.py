@@ -427,7 +427,7 @@ def sparse_attention(
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Experts of each row and their weights (5.1).
+    """Experts of each row and their weights (5.1); of equal ones the lower id (kernels.md 2).
 
     Args:
         x: ``[m, D]`` activations.

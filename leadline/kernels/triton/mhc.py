@@ -194,7 +194,8 @@ def mhc_coefficients(
     """Two launches: parts of the projection, then their sum and Sinkhorn.
 
     The number of streams is a power of two. Coefficients are exact to 24 bits of ``fn`` for up to
-    64 rows, to 16 for more (kernels.md 1.3).
+    64 rows, to 16 for more (kernels.md 1.3). The number of rows also decides how sums are cut, and
+    so their last bits.
     """
     rows, num_streams, width = streams.shape
     pre = fn.new_empty(rows, num_streams)

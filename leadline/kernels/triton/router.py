@@ -17,7 +17,10 @@ _MOST_CUTS = 16
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Two launches; among equal scores the lower expert is chosen, and NaN counts as the best."""
+    """Two launches; NaN counts as the best.
+
+    The number of rows decides how sums are cut, and so their last bits.
+    """
     rows, width = x.shape
     experts = gate.shape[0]
     ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
