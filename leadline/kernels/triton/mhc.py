@@ -122,11 +122,11 @@ def _seam(
     """One row: without ``y`` nothing is added to the streams, without ``mix`` nothing entered."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
-    # The whole row is asked for before any of it is used: one latency instead of one a chunk. The
+    # All of the row is asked for before any of it is used: one latency instead of one a chunk. The
     # new streams may then lie where the old ones did.
     old: tl.tuple = ()
     added: tl.tuple = ()
-    shares: tl.tuple = ()
+    weights: tl.tuple = ()
     for at in tl.static_range(0, WIDTH, CHUNK):
         channel = at + lane
         for s in tl.static_range(S):
@@ -134,19 +134,22 @@ def _seam(
             old += (tl.load(source, mask=channel < WIDTH, other=0.0),)
         if y is not None:
             added += (tl.load(y + row * y_stride + channel, mask=channel < WIDTH, other=0.0),)
-    if mix is not None:
-        for s in tl.static_range(S):
-            shares += (tl.load(mix + row * S + s),)
+        if mix is not None:
+            weights += (tl.load(norm_weight + channel, mask=channel < WIDTH, other=0.0),)
+    moves: tl.tuple = ()
+    gains: tl.tuple = ()
+    shares: tl.tuple = ()
+    if y is not None:
+        moves = _scalars(comb + row * S * S, S * S)
+        if mix is not None:
+            shares = _scalars(mix + row * S, S)
     # This waits for no load. It keeps the assembler from putting some of them off until others have
     # come: what every sum begins with is loaded behind it.
     tl.debug_barrier()
-    gains: tl.tuple = ()
-    moves: tl.tuple = ()
     if y is not None:
-        for s in tl.static_range(S):
-            gains += (tl.load(post + row * S + s),)
-            for o in tl.static_range(S):
-                moves += (tl.load(comb + (row * S + s) * S + o),)
+        gains = _scalars(post + row * S, S)
+    else:
+        shares = _scalars(mix + row * S, S)
 
     squares = tl.zeros((CHUNK,), tl.float32)
     collapsed: tl.tuple = ()
@@ -170,15 +173,21 @@ def _seam(
             squares += rounded * rounded
 
     if mix is not None:
-        weights: tl.tuple = ()  # on their way while the squares are summed
-        for at in tl.static_range(0, WIDTH, CHUNK):
-            weights += (tl.load(norm_weight + at + lane, mask=at + lane < WIDTH, other=0.0),)
         factor = tl.rsqrt(tl.sum(squares) / WIDTH + eps)
         for at in tl.static_range(0, WIDTH, CHUNK):
             scaled = collapsed[at // CHUNK].to(tl.float32) * factor
             scaled *= weights[at // CHUNK].to(tl.float32)
             target = u + row * WIDTH + at + lane
             tl.store(target, cast(scaled, u.dtype.element_ty), mask=at + lane < WIDTH)
+
+
+@triton.jit
+def _scalars(source, COUNT: tl.constexpr):
+    """COUNT values at a pointer, as a tuple."""
+    values: tl.tuple = ()
+    for i in tl.static_range(COUNT):
+        values += (tl.load(source + i),)
+    return values
 
 
 def mhc_coefficients(
