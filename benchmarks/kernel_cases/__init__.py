@@ -6,13 +6,19 @@ from benchmarks.kernel_cases import (
     attention,
     indexer,
     linear,
+    mhc,
     norm,
+    router,
     selection,
+    window,
 )
 from benchmarks.kernel_cases.case import Case
 
 CASES: tuple[Case, ...] = (
     *norm.CASES,
+    *mhc.CASES,
+    *router.CASES,
+    *window.CASES,
     *linear.CASES,
     *attention.CASES,
     *indexer.CASES,

@@ -195,6 +195,114 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 
 @op()
+def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) -> Tensor:
+    """What a sublayer reads: ``mhc_collapse``, then ``rms_norm``.
+
+    Args:
+        streams: ``[m, S, D]`` activations.
+        mix: ``[m, S]`` wide.
+        norm_weight: ``[D]`` wide.
+        eps: of the norm.
+
+    Returns:
+        ``[m, D]`` activations.
+    """
+    return rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+
+
+@op()
+def mhc_seam(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """From one sublayer to the next: ``mhc_expand``, then ``mhc_enter`` (kernels.md 1).
+
+    Args:
+        y: ``[m, D]`` activations, the finished sublayer's output.
+        streams: ``[m, S, D]`` activations, as they were before it.
+        post: ``[m, S]`` wide, of the finished sublayer.
+        comb: ``[m, S, S]`` wide, of the finished sublayer.
+        mix: ``[m, S]`` wide, ``pre`` of the site before the next one.
+        norm_weight: ``[D]`` wide, of the next sublayer.
+        eps: of the norm.
+
+    Returns:
+        The new streams ``[m, S, D]`` and the next sublayer's input ``[m, D]``, activations.
+    """
+    expanded = mhc_expand(y, streams, post, comb)
+    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps)
+
+
+@_unwatched
+def norm_rotate_store(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    field: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    *,
+    eps: float,
+) -> None:
+    """Rows to a cache: ``rms_norm``, ``rotate``, ``pack_rows``, ``store_rows`` (kernels.md 4).
+
+    Args:
+        x: ``[m, n]`` activations, not normalised.
+        weight: ``[n]`` wide.
+        cos: ``[m, r / 2]`` float32.
+        sin: ``[m, r / 2]`` float32.
+        field: pages or rings.
+        outer: ``[m]`` int64 page ids or slots; rows where it is negative are not stored.
+        inner: ``[m]`` int64 entries of the page or rows of the ring; no address may come twice.
+        eps: of the norm.
+    """
+    stored = (outer >= 0).nonzero().squeeze(1)
+    values, scales = pack_rows(rotate(rms_norm(x, weight, eps=eps), cos, sin), field.record)
+    store_rows(field, outer[stored], inner[stored], values, scales, rows=stored)
+
+
+@op()
+def norm_query_store_window(
+    down: Tensor,
+    query_weight: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    *,
+    eps: float,
+) -> Tensor:
+    """Both halves of a down-projection: the query normalised, the rest stored (kernels.md 4).
+
+    Args:
+        down: ``[m, q_lora_rank + d]`` activations, the query's part first.
+        query_weight: ``[q_lora_rank]`` wide.
+        weight: ``[d]`` wide; it and what follows as in ``norm_rotate_store`` of the second part.
+        cos: ``[m, r / 2]`` float32.
+        sin: ``[m, r / 2]`` float32.
+        window: rings, or a workspace.
+        outer: ``[m]`` int64, negative where nothing is stored.
+        inner: ``[m]`` int64.
+        eps: of both norms.
+
+    Returns:
+        ``[m, q_lora_rank]`` activations.
+    """
+    rank = query_weight.shape[0]
+    norm_rotate_store(down[:, rank:], weight, cos, sin, window, outer, inner, eps=eps)
+    return rms_norm(down[:, :rank], query_weight, eps=eps)
+
+
+@op()
 def compress(values: Tensor, gates: Tensor) -> Tensor:
     """Pool the rows of closed groups, channel by channel (3.3).
 
@@ -427,11 +535,11 @@ def sparse_attention(
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Experts of each row and their weights (5.1).
+    """Experts of each row and their weights (5.1); of equal ones the lower id (kernels.md 2).
 
     Args:
         x: ``[m, D]`` activations.
-        gate: ``[E, D]`` wide.
+        gate: ``[E, D]`` activations or wide; the product is wide.
         bias: ``[E]`` wide; selects only.
         num_experts_per_tok: experts of a row.
         scale: ``routed_scaling_factor``.

@@ -11,9 +11,12 @@ from leadline.kernels.triton import (
     grouped_linear,
     indexer,
     linear,
+    mhc,
     norm,
+    router,
     selection,
     shared_expert,
+    window,
 )
 
 IMPLEMENTATIONS = {
@@ -33,5 +36,12 @@ IMPLEMENTATIONS = {
         selection.select_top_k,
         selection.select_candidate_blocks,
         selection.select_from_candidates,
+        mhc.mhc_coefficients,
+        mhc.mhc_enter,
+        mhc.mhc_expand,
+        mhc.mhc_seam,
+        router.route,
+        window.norm_query_store_window,
+        window.norm_rotate_store,
     )
 }

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.packed import RecordField
-from leadline.kernels.triton import records
+from leadline.kernels.triton import unpack
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 
@@ -21,7 +21,7 @@ _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
 _WARPS = {16: 4, 64: 8}
 _PART = 32  # slots: the least that a program of its own attends to
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_UNIT = records.UNIT
+_UNIT = unpack.UNIT
 _CONFIGS = [triton.Config({"BLOCK": block}, num_warps=None) for block in (32, 64)]
 
 
@@ -49,12 +49,12 @@ def sparse_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    window_values, window_scales = (part.flatten(0, 1) for part in records.words(window))
+    window_values, window_scales = (part.flatten(0, 1) for part in unpack.words(window))
     kv_values, kv_scales, record, per_page = window_values, window_scales, "none", 1
     if kv is None or selected is None:
         selected = window_index[:, :0]
     else:
-        kv_values, kv_scales = records.words(kv)
+        kv_values, kv_scales = unpack.words(kv)
         record, per_page = str(kv.record), kv_values.shape[1]
     block_heads = 16 if heads <= 16 else 64
     programs = _PROGRAMS[block_heads]
@@ -214,7 +214,7 @@ def _attend(
             slot = start + tl.arange(0, BLOCK)
             index = tl.load(indices + slot, mask=slot < window_end, other=-1)
             valid = index >= 0
-            keys = records.load_rows(
+            keys = unpack.load_rows(
                 window_values + index * WINDOW_STRIDE,
                 window_scales + index * WINDOW_SCALES,
                 valid,
@@ -234,7 +234,7 @@ def _attend(
                 entry = tl.maximum(entry, 0).to(tl.int32)
                 page = tl.load(table + entry // PER_PAGE, mask=valid, other=0)
                 place = entry % PER_PAGE
-                keys = records.load_rows(
+                keys = unpack.load_rows(
                     entry_values + (page * PAGE_STRIDE + place * ENTRY_STRIDE),
                     entry_scales + (page * PAGE_SCALES + place * ENTRY_SCALES),
                     valid,

@@ -24,9 +24,15 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 @triton.jit
 def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    norm_row(x + row * stride, weight, out + row * width, width, eps, BLOCK)
+
+
+@triton.jit
+def norm_row(x, weight, out, width, eps, BLOCK: tl.constexpr):
+    """The row at ``x``, normalised, to ``out``."""
     channel = tl.arange(0, BLOCK)
     inside = channel < width
-    value = tl.load(x + row * stride + channel, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(value * value) / width + eps)
-    scaled = value * factor * tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + channel, cast(scaled, out.dtype.element_ty), mask=inside)
+    tl.store(out + channel, cast(value * factor * gain, out.dtype.element_ty), mask=inside)

@@ -25,7 +25,7 @@ class MoE:
         self.routed_scaling_factor = routed_scaling_factor
         self.swiglu_limit = swiglu_limit
         local = params.placement.shard(n_routed_experts, "n_routed_experts")
-        self.gate = params.tensor(f"{prefix}.gate.weight")
+        self.gate = params.linear(f"{prefix}.gate").dense
         self.bias = params.tensor(f"{prefix}.gate.bias")
         self.w13 = params.experts(f"{prefix}.experts", "w1", "w3", experts=local)
         self.w2 = params.experts(f"{prefix}.experts", "w2", experts=local)
