@@ -179,17 +179,18 @@ def _choose_rows(
     place = tl.arange(0, TOP)
     keys = _load_keys(high + row * high_stride, high_count, place)
     # Not fewer than k groups of neighbours reach the least of their maxima.
-    floor = tl.min(tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1))
+    best = tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1)
+    floor, ceiling = tl.min(best), tl.max(best)
     last = None if LEVELS > 1 else listed
-    floor = _choose(keys, place, floor, k, out, last, BLOCK_SIZE)
+    floor = _choose(keys, place, floor, ceiling, False, k, out, last, BLOCK_SIZE)
     if LEVELS == 3:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(middle + row * middle_stride, middle_count, place)
-        floor = _choose(keys, place, floor, k, out, None, BLOCK_SIZE)
+        floor = _choose(keys, place, floor, ceiling, True, k, out, None, BLOCK_SIZE)
     if LEVELS >= 2:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(low + row * low_stride, low_count, place)
-        _choose(keys, place, floor, k, out, listed, BLOCK_SIZE)
+        _choose(keys, place, floor, ceiling, True, k, out, listed, BLOCK_SIZE)
 
 
 @triton.jit
@@ -218,20 +219,28 @@ def _load_keys(values, count, place):
 
 
 @triton.jit
-def _choose(keys, place, floor, k, out, blocks, BLOCK_SIZE: tl.constexpr):
+def _choose(
+    keys, place, floor, ceiling, NEAR: tl.constexpr, k, out, blocks, BLOCK_SIZE: tl.constexpr
+):
     """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
 
-    ``floor`` is 0, or a key that at least k reach. Returns the largest such key, 0 without one.
+    ``floor`` is 0, or a key that at least k reach; none is above ``ceiling``. Returns a floor of
+    the members of what is chosen. NEAR says that hardly more than k are expected to reach it.
     """
-    ceiling = tl.max(keys)
+    step = (ceiling - floor + 1) // 2
+    strides = NEAR  # ever longer ones, until one is too long; from there on, and otherwise, halves
+    if NEAR:
+        step = tl.minimum(step, 1)
     while floor < ceiling:
-        middle = ceiling - (ceiling - floor) // 2
+        middle = floor + tl.minimum(step, ceiling - floor)
         if keys.dtype == tl.int32:  # 16 bits: a sign instead of a comparison, which takes longer
             reach = -tl.sum((middle - 1 - keys) >> 31)
         else:
             reach = tl.sum((keys >= middle).to(tl.int32))
+        strides = strides & (reach >= k)
         floor = tl.where(reach >= k, middle, floor)
-        ceiling = tl.where(reach >= k, ceiling, middle - 1)
+        ceiling = tl.where(reach > k, ceiling, tl.where(reach == k, middle, middle - 1))
+        step = tl.where(strides, step * 2, (ceiling - floor + 1) // 2)
     above = (keys > floor).to(tl.int32)
     equal = ((keys == floor) & (keys > 0)).to(tl.int32)
     both = above + (equal << 16)  # in one scan: neither count exceeds 2^14
