@@ -21,28 +21,29 @@ _TILE = 8192  # columns whose maxima a program finds
 
 
 def select_top_k(scores: Tensor, k: int) -> Tensor:
-    """Two launches, or one for short rows."""
+    """Two launches, or one for short rows.
+
+    Raises:
+        ConfigError: rows are too long for this k: with k up to 1024 longer than 4 M, with 2048
+            than 1 M.
+    """
     width = min(k, scores.shape[1])
-    levels = _levels(scores, width, _group(width))
-    return _chosen(levels, width, _group(width))
+    return _chosen(_levels(scores, width), width)
 
 
 def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
     """``select_top_k``, which looks its choices up in the list of blocks."""
     width = min(k, scores.shape[1])
-    levels = _levels(scores, width, _group(width))
-    return _chosen(levels, width, _group(width), blocks, block_size)
+    return _chosen(_levels(scores, width), width, blocks, block_size)
 
 
 def select_candidate_blocks(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
-    """Blocks are groups whose newest is worth most; two launches."""
+    """Blocks are groups whose newest is worth most; two launches. Their size is a power of two."""
     width = min(topk_blocks, triton.cdiv(scores.shape[1], block_size))
-    group = _group(width)
-    best = _maxima(scores, block_size, group, visible)
-    levels = best[:1] if best[0].shape[1] <= _LONGEST else best
-    return _chosen(levels, width, group)
+    best = _maxima(scores, block_size, _group(width), visible)
+    return _chosen(best[:1] if best[0].shape[1] <= _LONGEST else best, width)
 
 
 def _group(k: int) -> int:
@@ -50,14 +51,12 @@ def _group(k: int) -> int:
     return max(1, min(16, _LONGEST // triton.next_power_of_2(max(k, 1))))
 
 
-def _levels(scores: Tensor, k: int, group: int) -> list[Tensor]:
+def _levels(scores: Tensor, k: int) -> list[Tensor]:
     """The scores and, above them, the maxima of groups and of groups of groups."""
     if scores.shape[1] <= _LONGEST:
         return [scores]
-    best, best_of_best = _maxima(scores, group, group)
-    if best.shape[1] <= _LONGEST:
-        return [scores, best]
-    return [scores, best, best_of_best]
+    best = _maxima(scores, _group(k), _group(k))
+    return [scores, *(best[:1] if best[0].shape[1] <= _LONGEST else best)]
 
 
 def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = None) -> list[Tensor]:
@@ -115,14 +114,11 @@ def _group_maxima(
 
 
 def _chosen(
-    levels: list[Tensor],
-    k: int,
-    group: int,
-    blocks: Tensor | None = None,
-    block_size: int = 1,
+    levels: list[Tensor], k: int, blocks: Tensor | None = None, block_size: int = 1
 ) -> Tensor:
     """The k best of the lowest level, through those above."""
     rows, columns = levels[0].shape
+    group = _group(k)
     chosen = torch.empty(rows, k, dtype=torch.int64, device=levels[0].device)
     top = levels[-1].shape[1]
     if top > _LONGEST:

@@ -96,7 +96,7 @@ def test_scores_may_be_made_in_parts(golden: Path, monkeypatch: pytest.MonkeyPat
 
     def prefill() -> Tensor:
         stepper = make_stepper(golden / "v41-reference", dtype=torch.float64)
-        return stepper.step([(stepper.start(tokens), len(tokens)) for tokens in prompts])
+        return torch.cat(stepper.step([(stepper.start(ids), len(ids)) for ids in prompts]))
 
     whole = prefill()
     monkeypatch.setattr("leadline.models.deepseek_v41.attention._MAX_SCORES", 500)
