@@ -190,7 +190,7 @@ def _launch(
         *(q.contiguous(), weights.contiguous(), keys.values, keys.scales),
         *(page_table, req_of_row, blocks, visible, scores),
         *(keys.values.stride(0), keys.scales.stride(0), page_table.stride(0)),
-        *(blocks.stride(0), scores.stride(0), rows, columns, bucket(rows * columns)),
+        *(blocks.stride(0), scores.stride(0), rows, columns, bucket(rows * columns // 1024)),
         HEADS=heads,
         BLOCK_HEADS=max(16, triton.next_power_of_2(heads)),
         DIM=dim,
@@ -270,7 +270,7 @@ def _logits(
     tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(0))
     begin = tl.program_id(0) * tiles
     end = tl.minimum(begin + tiles, tl.cdiv(num_columns, KEYS))
-    first = tl.load(req_of_row + tl.program_id(1) * ROWS).to(tl.int32)
+    first = tl.min(tl.where(live, request, 0x7FFFFFFF))
     for turn in tl.range(first, tl.max(request) + 1):
         mine = request == turn
         limit = num_columns
@@ -303,7 +303,8 @@ def _logits(
             score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], score, mask=inside)
-        for tile in tl.range(scored, end):
+        filled = tl.where(tl.max(mine.to(tl.int32)) > 0, end, scored)
+        for tile in tl.range(scored, filled):
             column = tile * KEYS + tl.arange(0, KEYS)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], -float("inf"), mask=inside)

@@ -21,28 +21,29 @@ _TILE = 8192  # columns whose maxima a program finds
 
 
 def select_top_k(scores: Tensor, k: int) -> Tensor:
-    """Two launches, or one for short rows."""
+    """Two launches, or one for short rows.
+
+    Raises:
+        ConfigError: rows are too long for this k: with k up to 1024 longer than 4 M, with 2048
+            than 1 M.
+    """
     width = min(k, scores.shape[1])
-    levels = _levels(scores, width, _group(width))
-    return _chosen(levels, width, _group(width))
+    return _chosen(_levels(scores, width), width)
 
 
 def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
     """``select_top_k``, which looks its choices up in the list of blocks."""
     width = min(k, scores.shape[1])
-    levels = _levels(scores, width, _group(width))
-    return _chosen(levels, width, _group(width), blocks, block_size)
+    return _chosen(_levels(scores, width), width, blocks, block_size)
 
 
 def select_candidate_blocks(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
-    """Blocks are groups whose newest is worth most; two launches."""
+    """Blocks are groups whose newest is worth most; two launches. Their size is a power of two."""
     width = min(topk_blocks, triton.cdiv(scores.shape[1], block_size))
-    group = _group(width)
-    best = _maxima(scores, block_size, group, visible)
-    levels = best[:1] if best[0].shape[1] <= _LONGEST else best
-    return _chosen(levels, width, group)
+    best = _maxima(scores, block_size, _group(width), visible)
+    return _chosen(best[:1] if best[0].shape[1] <= _LONGEST else best, width)
 
 
 def _group(k: int) -> int:
@@ -50,14 +51,12 @@ def _group(k: int) -> int:
     return max(1, min(16, _LONGEST // triton.next_power_of_2(max(k, 1))))
 
 
-def _levels(scores: Tensor, k: int, group: int) -> list[Tensor]:
+def _levels(scores: Tensor, k: int) -> list[Tensor]:
     """The scores and, above them, the maxima of groups and of groups of groups."""
     if scores.shape[1] <= _LONGEST:
         return [scores]
-    best, best_of_best = _maxima(scores, group, group)
-    if best.shape[1] <= _LONGEST:
-        return [scores, best]
-    return [scores, best, best_of_best]
+    best = _maxima(scores, _group(k), _group(k))
+    return [scores, *(best[:1] if best[0].shape[1] <= _LONGEST else best)]
 
 
 def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = None) -> list[Tensor]:
@@ -115,14 +114,11 @@ def _group_maxima(
 
 
 def _chosen(
-    levels: list[Tensor],
-    k: int,
-    group: int,
-    blocks: Tensor | None = None,
-    block_size: int = 1,
+    levels: list[Tensor], k: int, blocks: Tensor | None = None, block_size: int = 1
 ) -> Tensor:
     """The k best of the lowest level, through those above."""
     rows, columns = levels[0].shape
+    group = _group(k)
     chosen = torch.empty(rows, k, dtype=torch.int64, device=levels[0].device)
     top = levels[-1].shape[1]
     if top > _LONGEST:
@@ -179,17 +175,18 @@ def _choose_rows(
     place = tl.arange(0, TOP)
     keys = _load_keys(high + row * high_stride, high_count, place)
     # Not fewer than k groups of neighbours reach the least of their maxima.
-    floor = tl.min(tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1))
+    best = tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1)
+    floor, ceiling = tl.min(best), tl.max(best)
     last = None if LEVELS > 1 else listed
-    floor = _choose(keys, place, floor, k, out, last, BLOCK_SIZE)
+    floor = _choose(keys, place, floor, ceiling, False, k, out, last, BLOCK_SIZE)
     if LEVELS == 3:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(middle + row * middle_stride, middle_count, place)
-        floor = _choose(keys, place, floor, k, out, None, BLOCK_SIZE)
+        floor = _choose(keys, place, floor, ceiling, True, k, out, None, BLOCK_SIZE)
     if LEVELS >= 2:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(low + row * low_stride, low_count, place)
-        _choose(keys, place, floor, k, out, listed, BLOCK_SIZE)
+        _choose(keys, place, floor, ceiling, True, k, out, listed, BLOCK_SIZE)
 
 
 @triton.jit
@@ -218,20 +215,28 @@ def _load_keys(values, count, place):
 
 
 @triton.jit
-def _choose(keys, place, floor, k, out, blocks, BLOCK_SIZE: tl.constexpr):
+def _choose(
+    keys, place, floor, ceiling, NEAR: tl.constexpr, k, out, blocks, BLOCK_SIZE: tl.constexpr
+):
     """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
 
-    ``floor`` is 0, or a key that at least k reach. Returns the largest such key, 0 without one.
+    ``floor`` is 0, or a key that at least k reach; none is above ``ceiling``. Returns a floor of
+    the members of what is chosen. NEAR says that hardly more than k are expected to reach it.
     """
-    ceiling = tl.max(keys)
+    step = (ceiling - floor + 1) // 2
+    strides = NEAR  # ever longer ones, until one is too long; from there on, and otherwise, halves
+    if NEAR:
+        step = tl.minimum(step, 1)
     while floor < ceiling:
-        middle = ceiling - (ceiling - floor) // 2
+        middle = floor + tl.minimum(step, ceiling - floor)
         if keys.dtype == tl.int32:  # 16 bits: a sign instead of a comparison, which takes longer
             reach = -tl.sum((middle - 1 - keys) >> 31)
         else:
             reach = tl.sum((keys >= middle).to(tl.int32))
+        strides = strides & (reach >= k)
         floor = tl.where(reach >= k, middle, floor)
-        ceiling = tl.where(reach >= k, ceiling, middle - 1)
+        ceiling = tl.where(reach > k, ceiling, tl.where(reach == k, middle, middle - 1))
+        step = tl.where(strides, step * 2, (ceiling - floor + 1) // 2)
     above = (keys > floor).to(tl.int32)
     equal = ((keys == floor) & (keys > 0)).to(tl.int32)
     both = above + (equal << 16)  # in one scan: neither count exceeds 2^14

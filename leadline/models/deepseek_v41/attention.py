@@ -14,6 +14,9 @@ from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import GroupPlan, Rows, WindowPlan
 
+# Scores that exist at once: a long chunk of a long prompt is scored and selected from in parts.
+_MAX_SCORES = 2**28
+
 
 @dataclass(slots=True)
 class Selection:
@@ -150,21 +153,38 @@ class Indexer:
                 scores, chosen.candidates, self.topk, block_size=self.block_size
             )
             return
-        scores = ops.index_logits(
-            q,
-            weights,
-            keys,
-            rows.page_table,
-            rows.req_of_row,
-            visible,
-            most,
-            exact_rounding=self.exact_rounding,
-        )
-        if needs_candidates:
-            chosen.candidates = ops.select_candidate_blocks(
-                scores, visible, block_size=self.block_size, topk_blocks=self.topk_blocks
+        entries, blocks = [], []
+        at_once = max(1, _MAX_SCORES // most)
+        for first in range(0, len(visible), at_once):
+            part = slice(first, first + at_once)
+            scores = ops.index_logits(
+                q[part],
+                weights[part],
+                keys,
+                rows.page_table,
+                rows.req_of_row[part],
+                visible[part],
+                most,
+                exact_rounding=self.exact_rounding,
             )
-        chosen.entries = ops.select_top_k(scores, self.topk)
+            entries.append(ops.select_top_k(scores, self.topk))
+            if needs_candidates:
+                blocks.append(
+                    ops.select_candidate_blocks(
+                        scores,
+                        visible[part],
+                        block_size=self.block_size,
+                        topk_blocks=self.topk_blocks,
+                    )
+                )
+        chosen.entries = _joined(entries)
+        if needs_candidates:
+            chosen.candidates = _joined(blocks)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Rows of all parts; of one part itself, not a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Attention:

@@ -90,11 +90,16 @@ def test_decoding_rows_of_every_length(device: torch.device, heads: int, exact: 
 
 @EXACT
 def test_prefill_rows_of_several_requests(device: torch.device, exact: bool) -> None:
-    """Tiles of rows hold two requests, and padding behind the last row."""
+    """Tiles of rows hold two requests, and padding behind the last rows, which see nothing."""
     keys = paged_keys(torch.randn(3, 150, WIDTH), device)
-    request = torch.tensor([0] * 6 + [2] * 5, device=device)
-    visible = torch.tensor([60, 61, 62, 63, 64, 65, 1, 2, 0, 130, 150], device=device)
-    check((*queries(11, HEADS, device), *keys, request, visible), 150, exact=exact)
+    request = torch.tensor([0] * 6 + [2] * 5 + [0] * 2, device=device)
+    visible = torch.tensor([60, 61, 62, 63, 64, 65, 1, 2, 0, 130, 150, 0, 0], device=device)
+    made = (*queries(13, HEADS, device), *keys, request, visible)
+    actual = score(indexer, made, 150, exact=exact)
+    live = tuple(part[:11] for part in (made[0], made[1], request, visible))
+    wanted = score(reference, (*live[:2], *keys, *live[2:]), 150, exact=exact)
+    agree(actual[:11], wanted)
+    assert bool((actual[11:] == -math.inf).all())
 
 
 def test_block_scales_may_span_many_octaves(device: torch.device) -> None:

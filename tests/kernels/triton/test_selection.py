@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from leadline.core.errors import ConfigError
 from leadline.kernels.reference import indexer as reference
 from leadline.kernels.triton import selection
 
@@ -90,6 +91,12 @@ def test_official_widths(device: torch.device, k: int) -> None:
 def test_rows_may_have_gaps(device: torch.device, small: None) -> None:
     scores = torch.randn(4, 301, device=device).bfloat16()[::2, :257]
     check(scores, 4)
+
+
+def test_too_many_of_too_long_a_row(device: torch.device, small: None) -> None:
+    scores = torch.empty(1, 2100, device=device)
+    with pytest.raises(ConfigError, match="at most 2048 are possible"):
+        selection.select_top_k(scores, 4)
 
 
 def test_nothing_to_select_from(device: torch.device) -> None:

@@ -88,3 +88,16 @@ def test_groups_may_have_no_row_above_the_cut(golden: Path) -> None:
     torch.testing.assert_close(
         decode(beside_prefill=True), decode(beside_prefill=False), rtol=0, atol=1e-12
     )
+
+
+def test_scores_may_be_made_in_parts(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests long enough to select, and to have candidates; parts of three rows or fewer."""
+    prompts = [torch.randint(3, 500, (150,)).tolist() for _ in range(2)]
+
+    def prefill() -> Tensor:
+        stepper = make_stepper(golden / "v41-reference", dtype=torch.float64)
+        return torch.cat(stepper.step([(stepper.start(ids), len(ids)) for ids in prompts]))
+
+    whole = prefill()
+    monkeypatch.setattr("leadline.models.deepseek_v41.attention._MAX_SCORES", 500)
+    torch.testing.assert_close(prefill(), whole, rtol=0, atol=1e-12)
