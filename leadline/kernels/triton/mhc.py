@@ -341,17 +341,17 @@ def _sinkhorn(
     part = tl.arange(0, BLOCK)
     source = partial + (part * rows + row[:, None]) * COLUMNS
     there = (row < rows)[:, None] & (part < parts)
-    squares = tl.sum(tl.load(source + S * (S + 2), mask=there, other=0.0), 1)
+    squares = tl.load(source + S * (S + 2), mask=there, other=0.0)
     source, there = source[:, :, None], there[:, :, None]
-    to_pre = tl.sum(tl.load(source + s, mask=there, other=0.0), 1)
-    to_post = tl.sum(tl.load(source + S + s, mask=there, other=0.0), 1)
+    to_pre = tl.load(source + s, mask=there, other=0.0)
+    to_post = tl.load(source + S + s, mask=there, other=0.0)
     source, there = source[:, :, :, None], there[:, :, :, None]
-    mixing = tl.sum(tl.load(source + 2 * S + pair, mask=there, other=0.0), 1)
+    mixing = tl.load(source + 2 * S + pair, mask=there, other=0.0)
 
-    factor = tl.rsqrt(squares / width + eps)[:, None]
-    to_pre = to_pre * factor * pre_scale + pre_base
-    to_post = to_post * factor * post_scale + post_base
-    mixing = mixing * factor[:, :, None] * comb_scale + comb_base
+    factor = tl.rsqrt(tl.sum(squares, 1) / width + eps)[:, None]
+    to_pre = tl.sum(to_pre, 1) * factor * pre_scale + pre_base
+    to_post = tl.sum(to_post, 1) * factor * post_scale + post_base
+    mixing = tl.sum(mixing, 1) * factor[:, :, None] * comb_scale + comb_base
 
     mixing = tl.exp(mixing - tl.max(mixing, 2)[:, :, None])
     mixing = mixing * (1.0 / tl.sum(mixing, 2))[:, :, None] + hc_eps

@@ -26,29 +26,39 @@ def field_arguments(field: RecordField) -> tuple[object, ...]:
 
 
 @triton.jit
-def rotate_tail(x, channel, cos, sin, WIDTH: tl.constexpr, HALF: tl.constexpr):
-    """Rotate the last ``2 HALF`` channels of rows of ``WIDTH``, rounded to bf16 (v41-model 3.2).
+def load_angles(channel, cos, sin, PAIRS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr):
+    """Where a tile rotates, and the cosines and sines there, ``[blocks, PAIRS]`` each.
 
     Args:
-        x: the tile.
         channel: ``[blocks]`` place of each block's first channel in its row.
         cos: ``[blocks]`` pointers to the cosines of each block's row.
         sin: likewise.
+        PAIRS: half a block's channels.
         WIDTH: channels of a row.
-        HALF: pairs of a row that rotate.
+        HALF: pairs of a row that rotate, its last ones.
     """
-    BLOCKS: tl.constexpr = x.shape[0]
-    PAIRS: tl.constexpr = x.shape[1] // 2
-    even, odd = tl.split(tl.reshape(x, [BLOCKS, PAIRS, 2]))
     pair = (channel - (WIDTH - 2 * HALF))[:, None] // 2 + tl.arange(0, PAIRS)[None, :]
     rotates = pair >= 0
     c = tl.load(cos[:, None] + pair, mask=rotates, other=1.0)
     s = tl.load(sin[:, None] + pair, mask=rotates, other=0.0)
+    return rotates, c, s
+
+
+@triton.jit
+def rotate_pairs(x, rotates, c, s):
+    """Turn the tile ``x`` by what ``load_angles`` gave, rounded to bf16 (v41-model 3.2)."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
     # Selected, not multiplied by one: the sign of a zero would change, and with it a code.
     turned_even = tl.where(rotates, even * c - odd * s, even)
     turned_odd = tl.where(rotates, even * s + odd * c, odd)
-    turned = tl.reshape(tl.join(turned_even, turned_odd), [BLOCKS, 2 * PAIRS])
+    turned = tl.reshape(tl.join(turned_even, turned_odd), x.shape)
     return formats.to_bf16(turned).to(tl.float32)
+
+
+@triton.jit
+def rotate_tail(x, channel, cos, sin, WIDTH: tl.constexpr, HALF: tl.constexpr):
+    """Both in turn, where nothing could be done between them."""
+    return rotate_pairs(x, *load_angles(channel, cos, sin, x.shape[1] // 2, WIDTH, HALF))
 
 
 @triton.jit

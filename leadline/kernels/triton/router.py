@@ -132,10 +132,16 @@ def _choose(
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     there = expert < EXPERTS
+    first_cut = logits + row * EXPERTS + expert
+    cut_stride = rows.to(tl.int64) * EXPERTS
     added = tl.load(bias + expert, mask=there, other=0.0)
-    logit = tl.zeros((BLOCK,), tl.float32)
-    for cut in tl.static_range(CUTS):
-        logit += tl.load(logits + (cut * rows + row) * EXPERTS + expert, mask=there, other=0.0)
+    parts: tl.tuple = ()
+    for cut in tl.static_range(1, CUTS):
+        parts += (tl.load(first_cut + cut * cut_stride, mask=there, other=0.0),)
+    tl.debug_barrier()  # all of them are under way before the sum can begin, as in mhc
+    logit = tl.load(first_cut, mask=there, other=0.0)
+    for cut in tl.static_range(1, CUTS):
+        logit += parts[cut - 1]
     score = tl.sqrt(_softplus(logit))
 
     # The order of integers is that of the floats whose bits they are, but for negative ones, whose

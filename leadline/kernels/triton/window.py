@@ -10,7 +10,13 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.norm import norm_row
-from leadline.kernels.triton.pack import block_width, field_arguments, rotate_tail, store_blocks
+from leadline.kernels.triton.pack import (
+    block_width,
+    field_arguments,
+    load_angles,
+    rotate_pairs,
+    store_blocks,
+)
 
 
 def norm_rotate_store(
@@ -129,10 +135,12 @@ def _norm_rotate_store(
         channel = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         value = tl.load(x + RANK + channel).to(tl.float32)
         gain = tl.load(weight + channel).to(tl.float32)
-        factor = tl.rsqrt(tl.sum(value * value) / WIDTH + eps)
-        tile = to_bf16(value * factor * gain).to(tl.float32)
         angles = row * HALF + block * 0
-        tile = rotate_tail(tile, block * BLOCK, cos + angles, sin + angles, WIDTH, HALF)
+        rotates, c, s = load_angles(
+            block * BLOCK, cos + angles, sin + angles, BLOCK // 2, WIDTH, HALF
+        )
+        factor = tl.rsqrt(tl.sum(value * value) / WIDTH + eps)
+        tile = rotate_pairs(to_bf16(value * factor * gain).to(tl.float32), rotates, c, s)
         values += place * value_outer + entry * value_inner
         scales += place * scale_outer + entry * scale_inner
         stored = (block >= 0) & (place >= 0)
