@@ -14,7 +14,6 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import compressor as reference
 from leadline.kernels.reference import kv_store
-from leadline.kernels.reference.linear import linear
 from leadline.kernels.reference.norm import rms_norm
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies, rotate
 from leadline.kernels.triton import compressor

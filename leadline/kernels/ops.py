@@ -40,6 +40,7 @@ store_rows = _unwatched(kv_store.store_rows)
 load_rows = _unwatched(kv_store.load_rows)
 rope_angles = _unwatched(rope.rope_angles)
 engram_hash = _unwatched(engram.engram_hash)
+gather_rows = _unwatched(engram.gather_rows)
 # Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
 apply_penalties = _unwatched(sampling.apply_penalties)
 counter_uniform = sampling.counter_uniform

@@ -34,6 +34,8 @@ def rotate_tail(x, channel, cos, sin, WIDTH: tl.constexpr, HALF: tl.constexpr):
         channel: ``[blocks]`` place of each block's first channel in its row.
         cos: ``[blocks]`` pointers to the cosines of each block's row.
         sin: likewise.
+        WIDTH: channels of a row.
+        HALF: pairs of a row that rotate.
     """
     BLOCKS: tl.constexpr = x.shape[0]
     PAIRS: tl.constexpr = x.shape[1] // 2
