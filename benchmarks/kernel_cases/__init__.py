@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.kernel_cases import compressor, engram, norm
+from benchmarks.kernel_cases import compressor, engram, norm, sampling
 from benchmarks.kernel_cases.case import Case
 
-CASES: tuple[Case, ...] = (*compressor.CASES, *norm.CASES, *engram.CASES)
+CASES: tuple[Case, ...] = (*compressor.CASES, *norm.CASES, *engram.CASES, *sampling.CASES)
 """All of them, in the order of kernels.md."""

@@ -6,6 +6,19 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import norm
+from leadline.kernels.triton import compressor, engram, norm, sampling
 
-IMPLEMENTATIONS = {op.__name__: op for op in (norm.rms_norm,)}
+IMPLEMENTATIONS = {
+    op.__name__: op
+    for op in (
+        compressor.store_entries,
+        compressor.store_index_keys,
+        engram.engram_hash,
+        engram.engram_inject,
+        engram.gather_rows,
+        norm.rms_norm,
+        sampling.apply_penalties,
+        sampling.greedy,
+        sampling.sample,
+    )
+}
