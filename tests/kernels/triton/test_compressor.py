@@ -45,7 +45,7 @@ class Step:
         """Both ops: the latent; caches and ring change in place."""
         rows = self.rows
         angles = ops.rope_angles(rows.pos - self.ratio + 1, FREQUENCIES.to(rows.pos.device))
-        latent = implementation.store_entries(
+        latent: Tensor = implementation.store_entries(
             self.projected,
             self.norm,
             *angles,

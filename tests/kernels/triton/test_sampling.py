@@ -37,7 +37,7 @@ def parameters(rows: int, device: torch.device, **given: Any) -> dict[str, Tenso
 def assert_same(logits: Tensor, device: torch.device, **given: Any) -> Tensor:
     logits = logits.to(device)
     arguments = parameters(len(logits), device, **given)
-    actual = sampling.sample(logits, **arguments)
+    actual: Tensor = sampling.sample(logits, **arguments)
     assert torch.equal(actual, reference.sample(logits, **arguments))
     return actual
 
@@ -68,7 +68,11 @@ def test_peaked_rows(device: torch.device, cut: str) -> None:
     assert_same(logits_of(3, spread=4.0), device, **CUTS[cut])
 
 
-FLAT = {"top_k": {"top_k": 120}, "top_p": {"top_p": 0.95}, "min_p": {"min_p": 1e-3}}
+FLAT: dict[str, dict[str, Any]] = {
+    "top_k": {"top_k": 120},
+    "top_p": {"top_p": 0.95},
+    "min_p": {"min_p": 1e-3},
+}
 
 
 @pytest.mark.parametrize("cut", FLAT)
