@@ -184,7 +184,7 @@ def sample(
         TILE=_TILE,
         LISTED=_LISTED,
         TILES=triton.next_power_of_2(tiles),
-        num_warps=32,
+        num_warps=16,
     )
     return out
 
@@ -297,7 +297,8 @@ def _draw(
             weight = tl.where(key > lowest, weight_of(key, top, coldness), 0.0)
             reaches = (lowest == NOTHING) | ((k > 0) & (k <= found))
             reaches |= weight_of(lowest, top, coldness) < share
-            reaches |= (k <= 0) & (share <= 0) & (tl.sum(weight, axis=0) >= p * total)
+            sum_listed = tl.sum(weight, axis=0)
+            reaches |= (k <= 0) & (share <= 0) & (found > 0) & (sum_listed >= p * total)
             if reaches:
                 kept = (key > lowest) & (weight >= share)
                 bottom = tl.min(tl.where(kept, key, top), axis=0)

@@ -82,6 +82,43 @@ def test_flat_rows_are_cut_whole(device: torch.device, cut: str) -> None:
     assert_same(logits_of(1, spread=0.5), device, **(FLAT[cut] | {"top_p": 0.5}))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("cut", ["none", "warm", "min_p", "top_k and top_p"])
+def test_a_million_draws_are_distributed_as_they_should_be(device: torch.device, cut: str) -> None:
+    """Chi-square of the drawn ids that are expected five times at least."""
+    logits = logits_of(1, spread=2.0).to(device)
+    counts, draws = torch.zeros(VOCAB, device=device), 0
+    for _ in range(32):
+        given = parameters(2**15, device, **CUTS[cut])
+        tokens = sampling.sample(logits.expand(2**15, -1), **given)
+        counts += torch.bincount(tokens, minlength=VOCAB)
+        draws += len(tokens)
+    expected = draws * distribution(logits[0], **CUTS[cut])
+    assert not counts[expected == 0].any()
+    often = expected >= 5
+    square = ((counts[often] - expected[often]).square() / expected[often]).sum()
+    freedom = int(often.sum()) - 1
+    assert square < freedom + 6 * (2 * freedom) ** 0.5
+
+
+def distribution(
+    logits: Tensor,
+    temperature: float = 1.0,
+    min_p: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Tensor:
+    """``[V]`` probabilities, by sorting."""
+    probs, ids = (logits.double() / temperature).softmax(0).sort(descending=True)
+    probs[probs < min_p * probs[0]] = 0
+    if top_k:
+        probs[top_k:] = 0
+    before = probs.cumsum(0) - probs
+    probs[before >= top_p * probs.sum()] = 0
+    return torch.zeros_like(probs).scatter(0, ids, probs / probs.sum())
+
+
 def test_rows_of_all_kinds_in_one_batch(device: torch.device) -> None:
     """Each row is what it is alone."""
     logits = logits_of(6)
@@ -103,7 +140,7 @@ def test_the_borders_of_the_uniform_number(device: torch.device) -> None:
     assert_same(logits_of(4), device, uniform=edges, top_k=9)
 
 
-@pytest.mark.parametrize("given", [{"top_k": 3}, {"top_k": 6, "top_p": 0.6}, {}])
+@pytest.mark.parametrize("given", [{"top_k": 3}, {"top_k": 6, "top_p": 0.6}, {"top_p": 0.0}])
 def test_among_equals_smaller_ids_stay(device: torch.device, given: dict[str, Any]) -> None:
     """Ten best in different tiles, zeros of both signs among them, and a row of nothing else."""
     logits = torch.full((4, VOCAB), -8.0)
