@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernel_cases.case import Case, relative_l2
-from leadline.cache.pool import _field
+from leadline.cache.pool import make_field
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import compressor as reference
@@ -50,7 +50,7 @@ def _addresses(rows: int, ratio: int, device: torch.device) -> tuple[Tensor, ...
 
 def _make_entries(rows: int, ratio: int, device: torch.device) -> tuple[Any, ...]:
     *addresses, table = _addresses(rows, ratio, device)
-    entries = _field(Record.FP4_16, int(table.max()) + 1, PAGE // ratio, WIDTH, device)
+    entries = make_field(Record.FP4_16, int(table.max()) + 1, PAGE // ratio, WIDTH, device)
     norm = torch.rand(WIDTH, device=device) + 0.5
     if ratio == 1:
         projected = torch.randn(rows, WIDTH, device=device, dtype=BF16)
@@ -120,7 +120,7 @@ def _unfused_store(
 
 def _make_keys(rows: int, ratio: int, device: torch.device) -> tuple[Any, ...]:
     cos, sin, pos, request, _, _, _, write_from, table = _addresses(rows, ratio, device)
-    keys = _field(Record.FP4_32, int(table.max()) + 1, PAGE // ratio, KEY, device)
+    keys = make_field(Record.FP4_32, int(table.max()) + 1, PAGE // ratio, KEY, device)
     return (
         torch.randn(rows, WIDTH, device=device, dtype=BF16),
         torch.randn(KEY, WIDTH, device=device, dtype=BF16),

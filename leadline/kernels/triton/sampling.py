@@ -171,7 +171,7 @@ def sample(
         vocab,
         TILE=_TILE,
         LISTED=_LISTED,
-        num_warps=8,
+        num_warps=16,
     )
     _draw[(rows,)](
         logits_RV,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from leadline.cache.pool import _field
+from leadline.cache.pool import make_field
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, RecordField, WeightFormat
 from leadline.kernels.records import Record
@@ -136,7 +136,7 @@ def make_step(
         ring = torch.randn(len(parts) + 1, RING, 2 * WIDTH, device=device)
     fields = []
     for kind, width in ((record, WIDTH), (key_record, KEY)):
-        field = _field(kind, num_pages, ENTRIES, width, device)
+        field = make_field(kind, num_pages, ENTRIES, width, device)
         field.values.copy_(torch.randint(0, 100, field.values.shape))
         fields.append(field)
     return Step(
