@@ -41,7 +41,7 @@ class Step:
     keys: RecordField
     ring: Tensor | None
 
-    def run(self, implementation: Any) -> Tensor:
+    def run(self, implementation: Any, dtype: torch.dtype = BF16) -> Tensor:
         """Both ops: the latent; caches and ring change in place."""
         rows = self.rows
         angles = ops.rope_angles(rows.pos - self.ratio + 1, FREQUENCIES.to(rows.pos.device))
@@ -60,7 +60,7 @@ class Step:
             self.ring,
             ratio=self.ratio,
             eps=EPS,
-            dtype=BF16,
+            dtype=dtype,
         )
         implementation.store_index_keys(
             latent,
@@ -185,6 +185,19 @@ def check(step: Step) -> None:
 def test_several_requests_in_one_step(device: torch.device, ratio: int) -> None:
     """Prefill, decode rows, a verify step that closes several groups; a page border in each."""
     check(make_step(device, [(0, 21), (6, 1), (7, 1), (13, 7), (1, 1), (40, 4)], ratio=ratio))
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_latents_are_close_to_float64(device: torch.device, ratio: int) -> None:
+    step = make_step(device, [(3, 6), (8, 2)], ratio=ratio)
+    wide = step.copy()
+    for name in ("projected", "norm", "weight", "k_norm"):
+        setattr(wide, name, getattr(wide, name).double())
+    wide.ring = None if wide.ring is None else wide.ring.double()
+    wanted, actual = wide.run(reference, torch.float64), step.run(compressor)
+    stored = step.stored
+    error = (actual[stored].double() - wanted[stored]).norm() / wanted[stored].norm()
+    assert error <= 3e-3
 
 
 @pytest.mark.parametrize("first", [4, 5])
