@@ -10,7 +10,13 @@ from torch import Tensor
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import NATIVE_CASTS
-from leadline.kernels.triton.records import block_width, field_arguments, rotate_tail, store_blocks
+from leadline.kernels.triton.records import (
+    block_width,
+    field_arguments,
+    load_angles,
+    rotate_tail,
+    store_blocks,
+)
 
 _FEW_ROWS = 1024  # below, a program's latency counts; above, how many run at a time
 
@@ -121,18 +127,24 @@ def _store_entries(
         end = tl.minimum(tl.load(q_off + group + 1).to(tl.int32), row + RATIO - 1)
     while row < end:
         position = tl.load(pos + row)
-        request = tl.load(req_of_row + row)
-        if (request >= 0) & ((position + 1) % RATIO == 0):
-            begin = tl.load(q_off + request)
+        request = group.to(tl.int64)
+        if group < 0:
+            request = tl.load(req_of_row + row).to(tl.int64)
+        # All of these are under way together, whatever the position will be.
+        known = request >= 0
+        begin = tl.load(q_off + request, mask=known, other=0)
+        written_from = tl.load(write_from + request, mask=known, other=0)
+        ring_of_slot = ring
+        if RING > 0:
+            slot_of_row = tl.load(slot + request, mask=known, other=0).to(tl.int64)
+            ring_of_slot += slot_of_row * (RING * 2 * WIDTH)
+        if known & ((position + 1) % RATIO == 0):
+            page_size: tl.constexpr = ENTRIES * RATIO
+            page = tl.load(page_table + request * table_stride + position // page_size)
+            page = page.to(tl.int64)
+            entry = position % page_size // RATIO
             begins_earlier = row - RATIO + 1 < begin
-            if (begins_earlier == (group >= 0)) & (position >= tl.load(write_from + request)):
-                ring_of_slot = ring
-                if RING > 0:
-                    ring_of_slot += tl.load(slot + request).to(tl.int64) * (RING * 2 * WIDTH)
-                page_size: tl.constexpr = ENTRIES * RATIO
-                page = tl.load(page_table + request * table_stride + position // page_size)
-                page = page.to(tl.int64)
-                entry = position % page_size // RATIO
+            if (begins_earlier == (group >= 0)) & (position >= written_from):
                 _store_entry(
                     projected,
                     row_stride,
@@ -185,6 +197,9 @@ def _store_entry(
     """The group that ends with ``row``: its rows before ``begin`` are in the ring."""
     block = tl.arange(0, WIDTH // BLOCK)
     channel = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    scale = tl.load(norm + channel).to(tl.float32)
+    angles = block * 0 + row * HALF
+    c, s = load_angles(block * BLOCK, cos + angles, sin + angles, BLOCK // 2, WIDTH, HALF)
     if RING == 0:
         pooled = tl.load(projected + row * row_stride + channel).to(tl.float32)
     else:
@@ -206,11 +221,9 @@ def _store_entry(
 
     pooled = to_bf16(pooled).to(tl.float32)
     factor = tl.rsqrt(tl.sum(pooled * pooled) / WIDTH + eps)
-    normed = to_bf16(tl.load(norm + channel).to(tl.float32) * (pooled * factor))
+    normed = to_bf16(scale * (pooled * factor))
     tl.store(latent + row * WIDTH + channel, normed)
-    angles = block * 0 + row * HALF
-    normed = normed.to(tl.float32)
-    rotated = rotate_tail(normed, block * BLOCK, cos + angles, sin + angles, WIDTH, HALF)
+    rotated = rotate_tail(normed.to(tl.float32), block * BLOCK, c, s, WIDTH, HALF)
     store_blocks(rotated, values + block * 0, scales + block * 0, block, block >= 0, RECORD)
 
 
@@ -333,6 +346,12 @@ def _store_index_keys(
     row = row.to(tl.int64)
 
     channel = tl.arange(0, KEY)
+    scale = tl.load(norm + channel).to(tl.float32)
+    # Every block of a key is a row of a tile, with the addresses of its own key.
+    blocks: tl.constexpr = KEY // BLOCK
+    block = tl.arange(0, BLOCK_ROWS * blocks) % blocks
+    angles = _for_blocks(tl.minimum(row, rows - 1) * HALF, blocks)
+    c, s = load_angles(block * BLOCK, cos + angles, sin + angles, BLOCK // 2, KEY, HALF)
     product = tl.zeros([BLOCK_ROWS, KEY], tl.float32)
     for start in range(0, WIDTH, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -344,22 +363,9 @@ def _store_index_keys(
 
     key = to_bf16(product).to(tl.float32)
     factor = tl.rsqrt(tl.sum(key * key, axis=1) / KEY + eps)
-    scale = tl.load(norm + channel).to(tl.float32)
     key = to_bf16(scale[None, :] * (key * factor[:, None])).to(tl.float32)
-
-    # Every block of a key is a row of the tile, with the addresses of its own key.
-    blocks: tl.constexpr = KEY // BLOCK
     tile = tl.reshape(key, [BLOCK_ROWS * blocks, BLOCK])
-    angles = row * HALF
-    block = tl.arange(0, BLOCK_ROWS * blocks) % blocks
-    rotated = rotate_tail(
-        tile,
-        block * BLOCK,
-        _for_blocks(cos + angles, blocks),
-        _for_blocks(sin + angles, blocks),
-        KEY,
-        HALF,
-    )
+    rotated = rotate_tail(tile, block * BLOCK, c, s, KEY, HALF)
     store_blocks(
         rotated,
         _for_blocks(values + page * value_page + entry * value_entry, blocks),

@@ -26,29 +26,49 @@ def field_arguments(field: RecordField) -> tuple[object, ...]:
 
 
 @triton.jit
-def rotate_tail(x, channel, cos, sin, WIDTH: tl.constexpr, HALF: tl.constexpr):
-    """Rotate the last ``2 HALF`` channels of rows of ``WIDTH``, rounded to bf16 (v41-model 3.2).
+def load_angles(channel, cos, sin, PAIRS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr):
+    """Cosines and sines ``[blocks, PAIRS]`` for ``rotate_tail``, which may be long in coming.
 
     Args:
-        x: the tile.
         channel: ``[blocks]`` place of each block's first channel in its row.
         cos: ``[blocks]`` pointers to the cosines of each block's row.
         sin: likewise.
+        PAIRS: of a block.
         WIDTH: channels of a row.
-        HALF: pairs of a row that rotate.
+        HALF: pairs of a row that rotate, the last ones.
+    """
+    pair = _rotating_pair(channel, PAIRS, WIDTH, HALF)
+    c = tl.load(cos[:, None] + pair, mask=pair >= 0, other=1.0)
+    return c, tl.load(sin[:, None] + pair, mask=pair >= 0, other=0.0)
+
+
+@triton.jit
+def rotate_tail(x, channel, c, s, WIDTH: tl.constexpr, HALF: tl.constexpr):
+    """Rotate the last channels of rows, rounded to bf16 (v41-model 3.2).
+
+    Args:
+        x: the tile.
+        channel: see ``load_angles``.
+        c: the cosines.
+        s: the sines.
+        WIDTH: see ``load_angles``.
+        HALF: likewise.
     """
     BLOCKS: tl.constexpr = x.shape[0]
     PAIRS: tl.constexpr = x.shape[1] // 2
     even, odd = tl.split(tl.reshape(x, [BLOCKS, PAIRS, 2]))
-    pair = (channel - (WIDTH - 2 * HALF))[:, None] // 2 + tl.arange(0, PAIRS)[None, :]
-    rotates = pair >= 0
-    c = tl.load(cos[:, None] + pair, mask=rotates, other=1.0)
-    s = tl.load(sin[:, None] + pair, mask=rotates, other=0.0)
+    rotates = _rotating_pair(channel, PAIRS, WIDTH, HALF) >= 0
     # Selected, not multiplied by one: the sign of a zero would change, and with it a code.
     turned_even = tl.where(rotates, even * c - odd * s, even)
     turned_odd = tl.where(rotates, even * s + odd * c, odd)
     turned = tl.reshape(tl.join(turned_even, turned_odd), [BLOCKS, 2 * PAIRS])
     return formats.to_bf16(turned).to(tl.float32)
+
+
+@triton.jit
+def _rotating_pair(channel, PAIRS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr):
+    """``[blocks, PAIRS]`` number of each pair among those that rotate, negative before them."""
+    return ((channel - (WIDTH - 2 * HALF)) // 2)[:, None] + tl.arange(0, PAIRS)[None, :]
 
 
 @triton.jit
