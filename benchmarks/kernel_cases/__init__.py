@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from benchmarks.kernel_cases import (
     attention,
+    compressor,
+    engram,
     indexer,
     linear,
     mhc,
     norm,
     router,
+    sampling,
     selection,
     window,
 )
@@ -19,9 +22,12 @@ CASES: tuple[Case, ...] = (
     *mhc.CASES,
     *router.CASES,
     *window.CASES,
+    *compressor.CASES,
     *linear.CASES,
     *attention.CASES,
     *indexer.CASES,
     *selection.CASES,
+    *engram.CASES,
+    *sampling.CASES,
 )
 """All of them, in the order of kernels.md."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from leadline.kernels.triton import (
     attention,
+    compressor,
+    engram,
     grouped_linear,
     indexer,
     linear,
     mhc,
     norm,
     router,
+    sampling,
     selection,
     shared_expert,
     window,
@@ -43,5 +46,14 @@ IMPLEMENTATIONS = {
         router.route,
         window.norm_query_store_window,
         window.norm_rotate_store,
+        compressor.store_entries,
+        compressor.store_index_keys,
+        engram.engram_hash,
+        engram.engram_inject,
+        engram.gather_rows,
+        norm.rms_norm,
+        sampling.apply_penalties,
+        sampling.greedy,
+        sampling.sample,
     )
 }

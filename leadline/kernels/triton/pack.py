@@ -56,12 +56,6 @@ def rotate_pairs(x, rotates, c, s):
 
 
 @triton.jit
-def rotate_tail(x, channel, cos, sin, WIDTH: tl.constexpr, HALF: tl.constexpr):
-    """Both in turn, where nothing could be done between them."""
-    return rotate_pairs(x, *load_angles(channel, cos, sin, x.shape[1] // 2, WIDTH, HALF))
-
-
-@triton.jit
 def store_blocks(x, values, scales, block, mask, RECORD: tl.constexpr):
     """Pack a tile and store it.
 
