@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.kernel_cases import norm
+from benchmarks.kernel_cases import experts, norm
 from benchmarks.kernel_cases.case import Case
 
-CASES: tuple[Case, ...] = (*norm.CASES,)
+CASES: tuple[Case, ...] = (*norm.CASES, *experts.CASES)
 """All of them, in the order of kernels.md."""

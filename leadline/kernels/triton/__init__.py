@@ -6,6 +6,6 @@ Kernels use nothing that only Hopper has unless their file says so. Under Triton
 
 from __future__ import annotations
 
-from leadline.kernels.triton import norm
+from leadline.kernels.triton import experts, norm
 
-IMPLEMENTATIONS = {op.__name__: op for op in (norm.rms_norm,)}
+IMPLEMENTATIONS = {op.__name__: op for op in (norm.rms_norm, experts.routed_experts)}

@@ -1,0 +1,210 @@
+"""Routed experts with MXFP4 weights, few tokens per expert or many (kernels.md 10).
+
+Four launches: ``expert_tiles.prepare``; gate and up with SwiGLU, the routing weight and the MXFP8
+rounding behind them; down, which leaves one row per pair; and the sum over a row's pairs, in order.
+Programs of the two products are (column block, tile of one expert's pairs), tiles running fastest,
+so that tiles of one expert meet in L2 and its weights come from memory once.
+
+Decode is a stream of weights. To keep 4.5 TB/s busy over some 800 ns of latency an H200 wants
+27 KB in flight on each SM, twice that when programs start and end; a stage is 8.5 KB here (128 rows
+of 128 channels), so three of them in each of two to four resident programs. The narrow tile has 16
+tokens. Prefill reuses an expanded weight for 128 tokens, and the products are what counts.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leadline.kernels.packed import LinearWeight, PackedWeight
+from leadline.kernels.reference import experts as reference
+from leadline.kernels.triton.expert_tiles import prepare
+from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
+from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.mxfp4 import product
+
+_NARROW, _WIDE = 16, 128  # tokens of a tile: what a product takes at least, and pays for at most
+
+
+def routed_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: LinearWeight | PackedWeight,
+    w2: LinearWeight | PackedWeight,
+    *,
+    limit: float,
+) -> Tensor:
+    """Packed stacks by these kernels; plain ones, of small test checkpoints, by the reference."""
+    if isinstance(w13, LinearWeight) or isinstance(w2, LinearWeight):
+        return reference.routed_experts(x, ids, weights, w13, w2, limit=limit)
+    num_rows, per_row = ids.shape
+    num_experts, width, words = w2.codes.shape
+    hidden_width = 2 * words
+    out = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
+    if not num_rows:
+        return out
+    num_pairs = num_rows * per_row
+    # Twice the pairs of an expert when all are chosen alike: few experts then need a second tile.
+    tile_size = min(max(bucket(2 * num_pairs // num_experts), _NARROW), _WIDE)
+    tiles, planes = prepare(
+        x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
+    )
+    capacity = len(tiles.spans)
+    work = (tiles.pairs, tiles.spans, tiles.count)
+    sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "size": bucket(num_pairs)}
+    hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
+    gate_up, down = _BY_PRODUCTS if tile_size == _WIDE else _BY_BANDWIDTH
+    gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
+        planes,
+        w13.codes.view(torch.uint16),
+        w13.scales,
+        weights.contiguous(),
+        *work,
+        hidden,
+        limit,
+        PER_ROW=per_row,
+        QUANTIZES=w2.quantizes_input,
+        **sizes,
+    )
+    outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
+    down[lambda meta: (capacity, triton.cdiv(width, meta["BLOCK_D"]))](
+        hidden, w2.codes.view(torch.uint16), w2.scales, *work, outputs, **sizes
+    )
+    block = min(triton.next_power_of_2(width), 1024)
+    _sum_pairs[(num_rows, triton.cdiv(width, block))](
+        outputs, ids.contiguous(), out, width, PER_ROW=per_row, BLOCK=block
+    )
+    return out
+
+
+@triton.jit
+def _gate_up(
+    planes,
+    codes,
+    scales,
+    weights,
+    pairs,
+    spans,
+    count,
+    hidden,
+    limit,
+    size,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Hidden columns of one tile of pairs; ``size`` is a key of tuning only."""
+    tile = tl.program_id(0)
+    if tile >= tl.load(count):
+        return
+    expert = tl.load(spans + 3 * tile).to(tl.int64)
+    place = tl.load(spans + 3 * tile + 1) + tl.arange(0, TILE)
+    live = place < tl.load(spans + 3 * tile + 2)
+    pair = tl.load(pairs + place, mask=live, other=0)
+    # Gate rows, then the up rows of the same columns: one product, and both of a column are here.
+    row = tl.arange(0, 2 * BLOCK_F)
+    column = tl.program_id(1) * BLOCK_F + row % BLOCK_F
+    output = tl.minimum(column, F - 1) + row // BLOCK_F * F
+    total = product(
+        codes + expert * (2 * F * (D // 4)),
+        scales + expert * (2 * F * (D // 32)),
+        output,
+        planes,
+        (pair // PER_ROW).to(tl.int64),
+        live,
+        D,
+        BLOCK_K,
+    )
+    total = to_bf16(total).to(tl.float32)
+    gate, up = tl.split(total.reshape(2, BLOCK_F, TILE).permute(1, 2, 0))
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+    # The weight counts before the rounding (v41-model 5.3).
+    weight = tl.load(weights + pair, mask=live, other=0.0).to(tl.float32)
+    value = to_bf16(gate * tl.sigmoid(gate) * up * weight[None, :])
+    if QUANTIZES:
+        blocks = value.to(tl.float32).reshape(BLOCK_F // 32, 32, TILE)
+        blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])
+        value = to_bf16(blocks.reshape(BLOCK_F, TILE))
+    column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    at = place.to(tl.int64)[None, :] * F + (column % 4 * (F // 4) + column // 4)[:, None]
+    tl.store(hidden + at, value, mask=(column < F)[:, None] & live[None, :])
+
+
+@triton.jit
+def _down(
+    hidden,
+    codes,
+    scales,
+    pairs,
+    spans,
+    count,
+    outputs,
+    size,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Output columns of one tile of pairs, each pair's row at its own place."""
+    tile = tl.program_id(0)
+    if tile >= tl.load(count):
+        return
+    expert = tl.load(spans + 3 * tile).to(tl.int64)
+    place = tl.load(spans + 3 * tile + 1) + tl.arange(0, TILE)
+    live = place < tl.load(spans + 3 * tile + 2)
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    total = product(
+        codes + expert * (D * (F // 4)),
+        scales + expert * (D * (F // 32)),
+        tl.minimum(column, D - 1),
+        hidden,
+        place.to(tl.int64),
+        live,
+        F,
+        BLOCK_K,
+    )
+    pair = tl.load(pairs + place, mask=live, other=0).to(tl.int64)
+    at = pair[None, :] * D + column[:, None]
+    tl.store(outputs + at, to_bf16(total), mask=(column < D)[:, None] & live[None, :])
+
+
+@triton.jit
+def _sum_pairs(outputs, ids, out, width, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a token's pairs summed in their order; those of expert -1 were never written."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in tl.static_range(PER_ROW):
+        pair = row * PER_ROW + slot
+        there = (column < width) & (tl.load(ids + pair) >= 0)
+        total += tl.load(outputs + pair * width + column, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, total, mask=column < width)
+
+
+def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunction, ...]:
+    """Both products, tuned over (rows of a product, BLOCK_K, warps, stages)."""
+    key = ["D", "F", "TILE", "size"]
+    gate_up = [
+        triton.Config({"BLOCK_F": rows // 2, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        for rows, k, warps, stages in configs
+    ]
+    down = [
+        triton.Config({"BLOCK_D": rows, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        for rows, k, warps, stages in configs
+    ]
+    return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
+
+
+_BY_BANDWIDTH = _variants(
+    [(64, 128, 2, 5), (64, 256, 4, 4), (128, 128, 4, 4), (128, 256, 4, 4), (128, 256, 8, 4)]
+)
+_BY_PRODUCTS = _variants([(128, 64, 4, 4), (128, 128, 8, 3), (256, 64, 8, 4), (256, 128, 8, 3)])
