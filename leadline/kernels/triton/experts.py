@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight, PackedWeight
+from leadline.kernels.packed import LinearWeight, Weight
 from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton.expert_tiles import prepare
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
@@ -32,18 +32,20 @@ def routed_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    w13: LinearWeight | PackedWeight,
-    w2: LinearWeight | PackedWeight,
+    w13: Weight,
+    w2: Weight,
     *,
     limit: float,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """Packed stacks by these kernels; plain ones, of small test checkpoints, by the reference."""
     if isinstance(w13, LinearWeight) or isinstance(w2, LinearWeight):
-        return reference.routed_experts(x, ids, weights, w13, w2, limit=limit)
+        return reference.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
     num_rows, per_row = ids.shape
     num_experts, width, words = w2.codes.shape
     hidden_width = 2 * words
-    out = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
+    dtype = torch.float32 if shared is None else x.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     if not num_rows:
         return out
     num_pairs = num_rows * per_row
@@ -56,7 +58,7 @@ def routed_experts(
     work = (tiles.pairs, tiles.spans, tiles.count)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "size": bucket(num_pairs)}
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    gate_up, down = _BY_PRODUCTS if tile_size == _WIDE else _BY_BANDWIDTH
+    gate_up, down = _STREAMING if tile_size <= 2 * _NARROW else _MULTIPLYING
     gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
         planes,
         w13.codes.view(torch.uint16),
@@ -75,7 +77,7 @@ def routed_experts(
     )
     block = min(triton.next_power_of_2(width), 1024)
     _sum_pairs[(num_rows, triton.cdiv(width, block))](
-        outputs, ids.contiguous(), out, width, PER_ROW=per_row, BLOCK=block
+        outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
     )
     return out
 
@@ -178,8 +180,8 @@ def _down(
 
 
 @triton.jit
-def _sum_pairs(outputs, ids, out, width, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of a token's pairs summed in their order; those of expert -1 were never written."""
+def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a token's pairs in their order, but for expert -1, then its row of ``shared``."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -187,7 +189,10 @@ def _sum_pairs(outputs, ids, out, width, PER_ROW: tl.constexpr, BLOCK: tl.conste
         pair = row * PER_ROW + slot
         there = (column < width) & (tl.load(ids + pair) >= 0)
         total += tl.load(outputs + pair * width + column, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, total, mask=column < width)
+    at = row * width + column
+    if shared is not None:
+        total += tl.load(shared + at, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(out + at, cast(total, out.dtype.element_ty), mask=column < width)
 
 
 def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunction, ...]:
@@ -204,7 +209,8 @@ def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunct
     return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
 
 
-_BY_BANDWIDTH = _variants(
+# A stage holds 128 channels at least: an asynchronous copy takes four bytes, scales of 128.
+_STREAMING = _variants(
     [(64, 128, 2, 5), (64, 256, 4, 4), (128, 128, 4, 4), (128, 256, 4, 4), (128, 256, 8, 4)]
 )
-_BY_PRODUCTS = _variants([(128, 64, 4, 4), (128, 128, 8, 3), (256, 64, 8, 4), (256, 128, 8, 3)])
+_MULTIPLYING = _variants([(128, 128, 4, 2), (128, 128, 4, 3), (128, 128, 8, 3), (256, 128, 8, 3)])

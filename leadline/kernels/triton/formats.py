@@ -145,10 +145,6 @@ def _at_least(x, floor):
 
 @triton.jit
 def absmax(x, axis: tl.constexpr):
-    """Largest magnitude along an axis; NaN where there is one."""
-    return tl.reduce(tl.abs(x), axis, _larger)
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    """Largest magnitude along an axis; NaN where there is one: its bits are above all others."""
+    magnitudes = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.max(magnitudes, axis).to(tl.float32, bitcast=True)

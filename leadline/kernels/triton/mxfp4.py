@@ -11,13 +11,18 @@ registers, tokens are the narrow N side, and what shared memory moves is packed 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from leadline.kernels.triton.formats import decode_e2m1, decode_ue8m0
 from leadline.kernels.triton.launch import INTERPRETED
 
-_ASSEMBLY = tl.constexpr(not INTERPRETED)
+# The assembly wants sm_80 or later; elsewhere the same by Triton's own operations, some slower.
+_PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
+
+# Of expanded weights. The interpreter would multiply the bits of bf16 as integers.
+_VALUE = tl.constexpr(tl.float32 if INTERPRETED else tl.bfloat16)
 
 # The largest scale byte whose factor 2^(e - 1) a bf16 can hold.
 _LARGEST_FACTOR = tl.constexpr(128)
@@ -66,33 +71,30 @@ def _expand(words, exponents, WIDE: tl.constexpr):
     Without ``WIDE`` the scale and 2^126 are one factor, which only bytes up to 128 (weights up to
     12) allow; with it there are two multiplications, and every byte is right.
     """
-    if not _ASSEMBLY:
+    if not _PTX:
         scale = decode_ue8m0(exponents)
         codes = words.to(tl.int32)
         first, second = decode_e2m1(codes) * scale, decode_e2m1(codes >> 4) * scale
         third, fourth = decode_e2m1(codes >> 8) * scale, decode_e2m1(codes >> 12) * scale
-        return first, second, third, fourth
+        return first.to(_VALUE), second.to(_VALUE), third.to(_VALUE), fourth.to(_VALUE)
+    if WIDE:
+        factors = decode_ue8m0(exponents).to(tl.bfloat16)
     else:
-        if WIDE:
-            factors = decode_ue8m0(exponents).to(tl.bfloat16)
-            assembly: tl.constexpr = _EXPAND_WIDE
-        else:
-            factors = ((exponents.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
-            assembly: tl.constexpr = _EXPAND
-        return tl.inline_asm_elementwise(
-            assembly,
-            "=r,=r,=r,=r,r,r",
-            [words, factors],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
+        factors = ((exponents.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
+    return tl.inline_asm_elementwise(
+        _EXPAND_WIDE if WIDE else _EXPAND,
+        "=r,=r,=r,=r,r,r",
+        [words, factors],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
 def _dot(values, planes, at, live, total):
-    """One plane's part; the interpreter multiplies the bits of bf16 as integers, so widened."""
-    x = tl.load(planes + at, mask=live, other=0.0).to(values.dtype)
+    """One plane's part of a product."""
+    x = tl.load(planes + at, mask=live, other=0.0).to(_VALUE)
     return tl.dot(values, x.T, total, input_precision="ieee")
 
 
@@ -141,9 +143,7 @@ def _product(
 
 
 @triton.jit
-def product(
-    codes, scales, outputs, planes, rows, live, K: tl.constexpr, BLOCK_K: tl.constexpr
-):
+def product(codes, scales, outputs, planes, rows, live, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """``W x^T`` of some rows of an MXFP4 matrix: ``[M, N]`` float32.
 
     Args:
@@ -153,6 +153,8 @@ def product(
         planes: pointer to activations, ``[rows, 4, K / 4]``.
         rows: ``[N]`` int64 rows of ``planes``.
         live: ``[N]`` bool; others are read as zeros, and cost no bandwidth.
+        K: the products' length, a multiple of 32.
+        BLOCK_K: part of it that is in a stage.
     """
     total, largest = _product(codes, scales, outputs, planes, rows, live, K, BLOCK_K, False)
     # No trained matrix has weights above 12, so the second pass costs its test only.
