@@ -92,9 +92,17 @@ def _expand(words, exponents, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _dot(values, planes, at, live, total):
+def _load(rows, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of columns of some rows of a matrix; zeros beyond its width."""
+    if WIDTH % BLOCK != 0:
+        return tl.load(rows[:, None] + column[None, :], mask=(column < WIDTH)[None, :], other=0)
+    return tl.load(rows[:, None] + column[None, :])
+
+
+@triton.jit
+def _dot(values, planes, column, live, total):
     """One plane's part of a product."""
-    x = tl.load(planes + at, mask=live, other=0.0).to(_VALUE)
+    x = tl.load(planes[:, None] + column[None, :], mask=live, other=0.0).to(_VALUE)
     return tl.dot(values, x.T, total, input_precision="ieee")
 
 
@@ -116,29 +124,35 @@ def _product(
     QUARTER: tl.constexpr = K // 4
     WORDS: tl.constexpr = BLOCK_K // 4
     SCALES: tl.constexpr = BLOCK_K // 32
+    # An asynchronous copy takes four bytes. Where rows of scales are not that regular (a slice of
+    # 576 channels has 18 of them), a stage's are loaded while the one before is multiplied.
+    AHEAD: tl.constexpr = K % 128 != 0
     word, scale = tl.arange(0, WORDS), tl.arange(0, SCALES)
-    word_at = outputs[:, None] * QUARTER + word[None, :]
-    scale_at = outputs[:, None] * (K // 32) + scale[None, :]
-    x_at = rows[:, None] * K + word[None, :]
+    codes += outputs * QUARTER
+    scales += outputs * (K // 32)
+    planes += rows * K
     total = tl.zeros((M, N), tl.float32)
     largest = tl.zeros((M, SCALES), tl.uint8)
+    if AHEAD:
+        ahead = _load(scales, scale, K // 32, SCALES)
     for start in range(0, QUARTER, WORDS):
-        if K % BLOCK_K == 0:
-            w = tl.load(codes + start + word_at)
-            e = tl.load(scales + start // 8 + scale_at)
-            inside = live[:, None]
+        column = start + word
+        w = _load(codes, column, QUARTER, WORDS)
+        if AHEAD:
+            e = ahead
+            ahead = _load(scales, start // 8 + SCALES + scale, K // 32, SCALES)
         else:
-            w = tl.load(codes + start + word_at, mask=(start + word < QUARTER)[None, :], other=0)
-            inside_scales = (start // 8 + scale < K // 32)[None, :]
-            e = tl.load(scales + start // 8 + scale_at, mask=inside_scales, other=0)
-            inside = live[:, None] & (start + word < QUARTER)[None, :]
+            e = _load(scales, start // 8 + scale, K // 32, SCALES)
         largest = tl.maximum(largest, e)
         e = tl.broadcast_to(e[:, :, None], (M, SCALES, 8)).reshape(M, WORDS)
         first, second, third, fourth = _expand(w, e, WIDE)
-        total = _dot(first, planes + start, x_at, inside, total)
-        total = _dot(second, planes + start + QUARTER, x_at, inside, total)
-        total = _dot(third, planes + start + 2 * QUARTER, x_at, inside, total)
-        total = _dot(fourth, planes + start + 3 * QUARTER, x_at, inside, total)
+        inside = live[:, None]
+        if K % BLOCK_K != 0:
+            inside &= (column < QUARTER)[None, :]
+        total = _dot(first, planes, column, inside, total)
+        total = _dot(second, planes + QUARTER, column, inside, total)
+        total = _dot(third, planes + 2 * QUARTER, column, inside, total)
+        total = _dot(fourth, planes + 3 * QUARTER, column, inside, total)
     return total, tl.max(largest.to(tl.int32))
 
 
