@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
+from leadline.kernels.triton.launch import bucket
 
-_BLOCK_PAIRS = 1024
 _BLOCK_CHANNELS = 1024
 
 
@@ -77,7 +77,7 @@ def prepare(
         NUM_EXPERTS=num_experts,
         TILE=tile_size,
         QUANTIZES=quantizes,
-        BLOCK_PAIRS=_BLOCK_PAIRS,
+        BLOCK_PAIRS=min(max(bucket(num_pairs), 128), 1024),
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
     )
     return tiles, planes

@@ -75,6 +75,8 @@ def routed_experts(
     down[lambda meta: (capacity, triton.cdiv(width, meta["BLOCK_D"]))](
         hidden, w2.codes.view(torch.uint16), w2.scales, *work, outputs, **sizes
     )
+    if shared is not None:
+        shared = shared.contiguous()
     block = min(triton.next_power_of_2(width), 1024)
     _sum_pairs[(num_rows, triton.cdiv(width, block))](
         outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
