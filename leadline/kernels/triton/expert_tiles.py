@@ -27,15 +27,11 @@ class Tiles:
 
     Attributes:
         pairs: ``[m k]`` int32, pairs by expert, in their order within an expert.
-        spans: ``[capacity, 3]`` int32: expert, first of ``pairs``, behind the expert's last.
-        count: ``[1]`` int32, how many spans there are; what lies behind them is not written.
-        size: pairs of a tile.
+        spans: ``[capacity]`` int64, one a tile, -1 behind the last; see ``span``.
     """
 
     pairs: Tensor
     spans: Tensor
-    count: Tensor
-    size: int
 
 
 def prepare(
@@ -58,9 +54,7 @@ def prepare(
     capacity = min(num_pairs, num_experts + num_pairs // tile_size)
     tiles = Tiles(
         pairs=torch.empty(num_pairs, dtype=torch.int32, device=x.device),
-        spans=torch.empty(capacity, 3, dtype=torch.int32, device=x.device),
-        count=torch.empty(1, dtype=torch.int32, device=x.device),
-        size=tile_size,
+        spans=torch.empty(capacity, dtype=torch.int64, device=x.device),
     )
     planes = torch.empty(num_rows, 4, width // 4, dtype=x.dtype, device=x.device)
     blocks = triton.cdiv(width, _BLOCK_CHANNELS)
@@ -68,8 +62,8 @@ def prepare(
         ids.contiguous(),
         tiles.pairs,
         tiles.spans,
-        tiles.count,
         num_pairs,
+        capacity,
         x,
         x.stride(0),
         planes,
@@ -84,12 +78,23 @@ def prepare(
 
 
 @triton.jit
+def span(spans, tile):
+    """A tile's expert (int64), first place among ``Tiles.pairs`` and number of pairs.
+
+    One word, so that a program waits for memory once before it can ask for weights. The expert is
+    negative where there is no such tile.
+    """
+    word = tl.load(spans + tile)
+    return word >> 40, word.to(tl.int32), ((word >> 32) & 0xFF).to(tl.int32)
+
+
+@triton.jit
 def _prepare(
     ids,
     pairs,
     spans,
-    count,
     num_pairs,
+    capacity,
     x,
     stride,
     planes,
@@ -103,7 +108,7 @@ def _prepare(
     """A program per expert, then one per row and block of channels."""
     program = tl.program_id(0)
     if program < NUM_EXPERTS:
-        _sort(ids, pairs, spans, count, num_pairs, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)
+        _sort(ids, pairs, spans, num_pairs, capacity, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)
     else:
         blocks = tl.cdiv(width, BLOCK_CHANNELS)
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
@@ -116,8 +121,8 @@ def _sort(
     ids,
     pairs,
     spans,
-    count,
     num_pairs,
+    capacity,
     expert,
     NUM_EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
@@ -135,16 +140,18 @@ def _sort(
     first = tl.sum(tl.where(bins < expert, sizes, 0))
     end = first + tl.sum(tl.where(bins == expert, sizes, 0))
     num_tiles = tl.cdiv(sizes, TILE)
-    if expert == 0:
-        tl.store(count, tl.sum(num_tiles))
-    span = spans + 3 * tl.sum(tl.where(bins < expert, num_tiles, 0))
+    tile = tl.sum(tl.where(bins < expert, num_tiles, 0))
     place = first
     while place < end:
-        tl.store(span, expert)
-        tl.store(span + 1, place)
-        tl.store(span + 2, end)
-        span += 3
+        size = tl.minimum(end - place, TILE).to(tl.int64)
+        tl.store(spans + tile, expert.to(tl.int64) << 40 | size << 32 | place)
+        tile += 1
         place += TILE
+    if expert == NUM_EXPERTS - 1:
+        while tile < capacity:
+            rest = tile + tl.arange(0, BINS)
+            tl.store(spans + rest, -1, mask=rest < capacity)
+            tile += BINS
     start, place = 0, first
     while place < end:  # this expert's pairs may all have been seen before the last block
         mine = (_load_ids(ids, start, num_pairs, BLOCK) == expert).to(tl.int32)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leadline.kernels.packed import LinearWeight, Weight
 from leadline.kernels.reference import experts as reference
-from leadline.kernels.triton.expert_tiles import prepare
+from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.mxfp4 import product
@@ -55,8 +55,7 @@ def routed_experts(
         x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
     )
     capacity = len(tiles.spans)
-    work = (tiles.pairs, tiles.spans, tiles.count)
-    sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "size": bucket(num_pairs)}
+    sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
     gate_up, down = _STREAMING if tile_size <= 2 * _NARROW else _MULTIPLYING
     gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
@@ -64,7 +63,8 @@ def routed_experts(
         w13.codes.view(torch.uint16),
         w13.scales,
         weights.contiguous(),
-        *work,
+        tiles.pairs,
+        tiles.spans,
         hidden,
         limit,
         PER_ROW=per_row,
@@ -73,7 +73,13 @@ def routed_experts(
     )
     outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     down[lambda meta: (capacity, triton.cdiv(width, meta["BLOCK_D"]))](
-        hidden, w2.codes.view(torch.uint16), w2.scales, *work, outputs, **sizes
+        hidden,
+        w2.codes.view(torch.uint16),
+        w2.scales,
+        tiles.pairs,
+        tiles.spans,
+        outputs,
+        **sizes,
     )
     if shared is not None:
         shared = shared.contiguous()
@@ -92,10 +98,9 @@ def _gate_up(
     weights,
     pairs,
     spans,
-    count,
     hidden,
     limit,
-    size,
+    batch,
     D: tl.constexpr,
     F: tl.constexpr,
     PER_ROW: tl.constexpr,
@@ -104,13 +109,12 @@ def _gate_up(
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Hidden columns of one tile of pairs; ``size`` is a key of tuning only."""
-    tile = tl.program_id(0)
-    if tile >= tl.load(count):
+    """Hidden columns of one tile of pairs; ``batch`` is a key of tuning only."""
+    expert, first, size = span(spans, tl.program_id(0))
+    if expert < 0:
         return
-    expert = tl.load(spans + 3 * tile).to(tl.int64)
-    place = tl.load(spans + 3 * tile + 1) + tl.arange(0, TILE)
-    live = place < tl.load(spans + 3 * tile + 2)
+    place = first + tl.arange(0, TILE)
+    live = tl.arange(0, TILE) < size
     pair = tl.load(pairs + place, mask=live, other=0)
     # Gate rows, then the up rows of the same columns: one product, and both of a column are here.
     row = tl.arange(0, 2 * BLOCK_F)
@@ -149,9 +153,8 @@ def _down(
     scales,
     pairs,
     spans,
-    count,
     outputs,
-    size,
+    batch,
     D: tl.constexpr,
     F: tl.constexpr,
     TILE: tl.constexpr,
@@ -159,12 +162,11 @@ def _down(
     BLOCK_K: tl.constexpr,
 ):
     """Output columns of one tile of pairs, each pair's row at its own place."""
-    tile = tl.program_id(0)
-    if tile >= tl.load(count):
+    expert, first, size = span(spans, tl.program_id(0))
+    if expert < 0:
         return
-    expert = tl.load(spans + 3 * tile).to(tl.int64)
-    place = tl.load(spans + 3 * tile + 1) + tl.arange(0, TILE)
-    live = place < tl.load(spans + 3 * tile + 2)
+    place = first + tl.arange(0, TILE)
+    live = tl.arange(0, TILE) < size
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = product(
         codes + expert * (D * (F // 4)),
@@ -199,7 +201,7 @@ def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: t
 
 def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunction, ...]:
     """Both products, tuned over (rows of a product, BLOCK_K, warps, stages)."""
-    key = ["D", "F", "TILE", "size"]
+    key = ["D", "F", "TILE", "batch"]
     gate_up = [
         triton.Config({"BLOCK_F": rows // 2, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
         for rows, k, warps, stages in configs

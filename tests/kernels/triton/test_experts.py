@@ -162,9 +162,12 @@ def test_tiles_cover_every_pair_once(device: torch.device) -> None:
     tiles, _ = prepare(rows(3, 32, device), ids, num_experts=7, tile_size=128, quantizes=False)
     flat = ids.flatten().cpu()
     found = []
-    for expert, start, end in tiles.spans[: int(tiles.count)].tolist():
-        pairs = tiles.pairs[start : min(start + tiles.size, end)].cpu()
-        assert (flat[pairs] == expert).all()
+    spans = tiles.spans.tolist()
+    for word in spans[: spans.index(-1)]:
+        first, size = word & 0xFFFFFFFF, (word >> 32) & 0xFF
+        pairs = tiles.pairs[first : first + size].cpu()
+        assert (flat[pairs] == word >> 40).all()
         found.append(pairs)
+    assert set(spans[len(found) :]) == {-1}
     by_expert = flat.argsort(stable=True)
     assert torch.equal(torch.cat(found).long(), by_expert[(flat < 0).sum() :])
