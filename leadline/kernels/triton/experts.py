@@ -6,9 +6,10 @@ Programs of the two products are (column block, tile of one expert's pairs), til
 so that tiles of one expert meet in L2 and its weights come from memory once.
 
 Decode is a stream of weights. To keep 4.5 TB/s busy over some 800 ns of latency an H200 wants
-27 KB in flight on each SM, twice that when programs start and end; a stage is 8.5 KB here (128 rows
-of 128 channels), so three of them in each of two to four resident programs. The narrow tile has 16
-tokens. Prefill reuses an expanded weight for 128 tokens, and the products are what counts.
+27 KB in flight on each SM, and twice that while programs start and end: 128 rows of 256 channels
+are 17 KB, three such stages are on their way in each of two resident programs. What is scarce then
+is instructions: 3.3 for a weight, where an SM can issue 3.9 in the time that memory takes for one.
+Prefill reuses an expanded weight for 64 or 128 tokens, and the products are what counts.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.mxfp4 import product
-
-_NARROW, _WIDE = 16, 128  # tokens of a tile: what a product takes at least, and pays for at most
 
 
 def routed_experts(
@@ -49,15 +48,14 @@ def routed_experts(
     if not num_rows:
         return out
     num_pairs = num_rows * per_row
-    # Twice the pairs of an expert when all are chosen alike: few experts then need a second tile.
-    tile_size = min(max(bucket(2 * num_pairs // num_experts), _NARROW), _WIDE)
+    tile_size = _tile_size(num_pairs // num_experts)
     tiles, planes = prepare(
         x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
     )
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    gate_up, down = _STREAMING if tile_size <= 2 * _NARROW else _MULTIPLYING
+    gate_up, down = _STREAMING if tile_size <= 32 else _MULTIPLYING
     gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
         planes,
         w13.codes.view(torch.uint16),
@@ -88,6 +86,16 @@ def routed_experts(
         outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
     )
     return out
+
+
+def _tile_size(mean: int) -> int:
+    """Pairs of a tile, from those of an expert if all are chosen alike.
+
+    Expanding weights costs a tile about as much as multiplying them by 64 tokens. Below, one tile
+    an expert is best, so twice the mean; above, the price goes by the width, so tiles are to be
+    full.
+    """
+    return 128 if mean > 96 else min(max(bucket(2 * mean), 16), 64)
 
 
 @triton.jit
