@@ -161,7 +161,8 @@ def measure(case: Case, device: torch.device, ceilings: Ceilings, seed: int) -> 
     error = error_of(case, device, seed)
     first = fresh(case, device, seed)
     size = max(sum(tensor.nbytes for tensor in _tensors(first)), 1)
-    copies = min(_MAX_COPIES, 1 + _ROTATION_BYTES // size, max(1, _MAX_COPY_BYTES // size))
+    read = min(size, max(int(case.bytes), 1))  # a call may need some experts of many
+    copies = min(_MAX_COPIES, 1 + _ROTATION_BYTES // read, max(1, _MAX_COPY_BYTES // size))
     inputs = [first, *(fresh(case, device, seed + 1 + i) for i in range(copies - 1))]
     us = microseconds(case.fused, inputs, _CALLS)
     unfused_us = None

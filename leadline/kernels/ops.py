@@ -669,22 +669,30 @@ def route(
 
 @op()
 def routed_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, w13: Weight, w2: Weight, *, limit: float
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Weight,
+    w2: Weight,
+    *,
+    limit: float,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
 
     Args:
         x: ``[m, D]`` activations.
-        ids: ``[m, k]`` int64, ascending.
+        ids: ``[m, k]`` int64, ascending; -1 (masked, or not of this rank) adds nothing.
         weights: ``[m, k]`` wide; multiplied into the hidden row before its rounding.
         w13: ``[E, 2 F, D]``, gate rows first.
         w2: ``[E, D, F]``.
         limit: ``swiglu_limit``.
+        shared: ``[m, D]`` activations, the shared expert's output, which is added last.
 
     Returns:
-        ``[m, D]`` wide, not rounded: the shared expert is added first.
+        ``[m, D]`` activations, rounded once; without ``shared`` wide, not rounded.
     """
-    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit)
+    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
 
 
 @op()

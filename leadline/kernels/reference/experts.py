@@ -32,6 +32,7 @@ def routed_experts(
     w2: Weight,
     *,
     limit: float,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """One GEMM per expert that has rows; everything else runs over all pairs at once."""
     num_rows, per_row = experts.shape
@@ -48,7 +49,10 @@ def routed_experts(
         hidden = round_trip_fp8_32(hidden)
     outputs = torch.empty_like(pairs)
     outputs[by_expert] = _grouped(hidden, w2.dense, counts)
-    return widen(outputs.view(num_rows, per_row, -1)).sum(1)
+    # Where the id is -1 the last expert was multiplied with: that is nobody's output.
+    outputs = outputs.view(num_rows, per_row, -1).masked_fill(experts.unsqueeze(-1) < 0, 0)
+    total = widen(outputs).sum(1)
+    return total if shared is None else (total + shared).to(x.dtype)
 
 
 def _grouped(x: Tensor, weight: Tensor, counts: dict[int, int]) -> Tensor:

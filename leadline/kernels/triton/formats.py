@@ -74,6 +74,13 @@ def encode_e4m3(x):
 
 
 @triton.jit
+def round_trip_e4m3(x, exponents):
+    """Float32 in units of ``2^(e - 127)`` to E4M3 and back; NaN where the byte is 255."""
+    codes = encode_e4m3(x * reciprocal_of_scale(exponents))
+    return decode_e4m3(codes) * decode_ue8m0(exponents)
+
+
+@triton.jit
 def to_bf16(x):
     """Float32 -> bf16, to nearest even; NaN stays NaN."""
     if NATIVE_CASTS:
@@ -146,10 +153,6 @@ def _at_least(x, floor):
 
 @triton.jit
 def absmax(x, axis: tl.constexpr):
-    """Largest magnitude along an axis; NaN where there is one."""
-    return tl.reduce(tl.abs(x), axis, _larger)
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    """Largest magnitude along an axis; NaN where there is one: its bits are above all others."""
+    magnitudes = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.max(magnitudes, axis).to(tl.float32, bitcast=True)

@@ -34,7 +34,7 @@ class MoE:
         self.shared_w2 = params.linear(f"{shared}.w2")
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[m, D]`` -> ``[m, D]``; the shared expert is added last, then rounded once."""
+        """``[m, D]`` -> ``[m, D]``; the shared expert is added last."""
         ids, weights = ops.route(
             x,
             self.gate,
@@ -43,6 +43,5 @@ class MoE:
             scale=self.routed_scaling_factor,
         )
         limit = self.swiglu_limit
-        routed = ops.routed_experts(x, ids, weights, self.w13, self.w2, limit=limit)
         shared = ops.shared_expert(x, self.shared_w13, self.shared_w2, limit=limit)
-        return (routed + shared).to(x.dtype)
+        return ops.routed_experts(x, ids, weights, self.w13, self.w2, limit=limit, shared=shared)

@@ -138,6 +138,22 @@ def test_routed_experts(both: Both, rows: int, format: str) -> None:
     assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")
 
 
+def test_routed_experts_beside_the_shared_one(both: Both) -> None:
+    """Of two choices one is masked, or both are."""
+    ids = torch.tensor([[-1, 2], [-1, -1], [0, 1]])
+    fast, wanted = both(
+        "routed_experts",
+        torch.randn(3, 64),
+        ids,
+        torch.rand(3, 2),
+        LinearWeight(torch.randn(3, 64, 64) / 4, WeightFormat.PLAIN),
+        LinearWeight(torch.randn(3, 64, 32) / 4, WeightFormat.PLAIN),
+        limit=2.0,
+        shared=torch.randn(3, 64),
+    )
+    torch.testing.assert_close(fast, wanted, **CLOSE)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_shared_expert(both: Both, rows: int, format: str) -> None:
