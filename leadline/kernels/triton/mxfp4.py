@@ -18,7 +18,7 @@ import triton.language as tl
 from leadline.kernels.triton.formats import decode_e2m1, decode_ue8m0
 from leadline.kernels.triton.launch import INTERPRETED
 
-# The assembly wants sm_80 or later; elsewhere the same by Triton's own operations, some slower.
+# The assembly wants sm_80 or later; elsewhere Triton's own operations do the same, slower.
 _PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 
 # Of expanded weights. The interpreter would multiply the bits of bf16 as integers.
@@ -83,7 +83,7 @@ def _expand(words, exponents, WIDE: tl.constexpr):
         factors = ((exponents.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
     return tl.inline_asm_elementwise(
         _EXPAND_WIDE if WIDE else _EXPAND,
-        "=r,=r,=r,=r,r,r",
+        "=&r,=&r,=&r,=&r,r,r",  # outputs are written before the last look at the inputs
         [words, factors],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
         is_pure=True,
