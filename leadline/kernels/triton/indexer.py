@@ -115,17 +115,8 @@ def index_logits(
     # One row a request is decoding. Otherwise neighbours share a request, mostly.
     kernel = _decode if len(q) <= len(page_table) else _prefill
     _launch(
-        kernel,
-        q,
-        weights,
-        keys,
-        page_table,
-        req_of_row,
-        visible,
-        visible,
-        scores,
-        0,
-        exact_rounding,
+        *(kernel, q, weights, keys, page_table, req_of_row, None, visible),
+        *(scores, 1, exact_rounding),
     )
     return scores
 
@@ -169,12 +160,13 @@ def _launch(
     keys: RecordField,
     page_table: Tensor,
     req_of_row: Tensor,
-    blocks: Tensor,
+    blocks: Tensor | None,
     visible: Tensor,
     scores: Tensor,
     block_size: int,
     exact_rounding: bool,
 ) -> None:
+    """Columns of the scores are entries, or members of blocks where there are any."""
     rows, heads, dim = q.shape
     columns = scores.shape[1]
     if not rows or not columns:
@@ -190,7 +182,13 @@ def _launch(
         *(q.contiguous(), weights.contiguous(), keys.values, keys.scales),
         *(page_table, req_of_row, blocks, visible, scores),
         *(keys.values.stride(0), keys.scales.stride(0), page_table.stride(0)),
-        *(blocks.stride(0), scores.stride(0), rows, columns, bucket(rows * columns // 1024)),
+        *(
+            0 if blocks is None else blocks.stride(0),
+            scores.stride(0),
+            rows,
+            columns,
+            bucket(rows * columns // 1024),
+        ),
         HEADS=heads,
         BLOCK_HEADS=max(16, triton.next_power_of_2(heads)),
         DIM=dim,
@@ -238,7 +236,7 @@ def _logits(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Scores ``[ROWS, a stretch of columns]``; columns are entries, or candidates (BLOCK_SIZE).
+    """Scores ``[ROWS, a stretch of columns]``; columns are entries, or members of blocks.
 
     Keys are the left operand, all heads of ROWS rows the right one. Rows of several requests take
     a turn for each request.
@@ -274,20 +272,20 @@ def _logits(
     for turn in tl.range(first, tl.max(request) + 1):
         mine = request == turn
         limit = num_columns
-        if BLOCK_SIZE == 0:
+        if blocks is None:
             limit = tl.max(tl.where(mine, seen, 0))  # above the diagonal nothing is read
         table = page_table + turn * table_stride
         scored = tl.maximum(tl.minimum(end, tl.cdiv(limit, KEYS)), begin)
         for tile in tl.range(begin, scored):
             column = tile * KEYS + tl.arange(0, KEYS)
-            if BLOCK_SIZE == 0 and PER_PAGE % KEYS == 0:
+            if blocks is None and PER_PAGE % KEYS == 0:
                 # One page: its rows may all be read, and what nobody sees is masked below.
                 entry, exists = column, None
                 page = tl.load(table + tile // (PER_PAGE // KEYS)).to(tl.int64)
                 inner = tile % (PER_PAGE // KEYS) * KEYS + tl.arange(0, KEYS)
             else:
                 entry = column
-                if BLOCK_SIZE > 0:
+                if blocks is not None:
                     listed = blocks + tl.program_id(1).to(tl.int64) * blocks_stride
                     block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
                     entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
