@@ -126,6 +126,7 @@ def make_stepper(
     num_slots: int = 16,
     device: str = "cpu",
     window: int | None = None,
+    packed: bool = False,
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration.
 
@@ -147,6 +148,7 @@ def make_stepper(
         torch.device(device),
         Placement(),
         quantize_activations=quantize_activations,
+        packed=packed,
     )
     model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)
     source.finish()

@@ -43,14 +43,14 @@ class CachePool:
         self.open_groups: dict[int, Tensor] = {}
         for owner in layout.owners:
             rows = layout.entries_per_page(owner)
-            self.kv[owner.layer] = _field(layout.kv_record, num_pages, rows, d, device)
-            self.index[owner.layer] = _field(layout.index_record, num_pages, rows, di, device)
+            self.kv[owner.layer] = make_field(layout.kv_record, num_pages, rows, d, device)
+            self.index[owner.layer] = make_field(layout.index_record, num_pages, rows, di, device)
             if owner.ratio > 1:
                 self.open_groups[owner.layer] = torch.zeros(
                     num_slots, COMPRESSOR_RING_ROWS, 2 * d, dtype=wide, device=device
                 )
         self.window = [
-            _field(layout.window_record, num_slots, layout.ring, d, device)
+            make_field(layout.window_record, num_slots, layout.ring, d, device)
             for _ in range(layout.window_layers)
         ]
 
@@ -74,7 +74,7 @@ class CachePool:
         return sum(t.numel() * t.element_size() for t in (*tensors, *self.open_groups.values()))
 
 
-def _field(
+def make_field(
     record: Record, outer: int, inner: int, channels: int, device: torch.device | str
 ) -> RecordField:
     """A zeroed field; scales follow each row, or the outer unit's values for ``FP4_32``."""

@@ -56,15 +56,17 @@ def build_engine(
     device = resolve_device(config.device)
     weights = _open_weights(config)
     model_config = weights.config
+    dtype = resolve_dtype(config.dtype, device)
+    kernels = choose(config.kernel_backend, device, dtype)
     params = Parameters(
         weights.source,
-        dtype=resolve_dtype(config.dtype, device),
+        dtype=dtype,
         device=device,
         placement=Placement(),
         quantize_activations=config.quantize_activations,
+        packed=kernels.reads_packed,
     )
     switch.enabled = config.debug_nonfinite
-    kernels = choose(config.kernel_backend, device, params.dtype)
     model = DeepseekV41(
         model_config,
         params,

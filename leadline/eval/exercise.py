@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from leadline.text.chat import ChatInput, ResponseFormat, Tool
@@ -67,7 +67,6 @@ class Passage:
 
     family: str
     text: str
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 Exercise = Chat | Passage

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from leadline.core.errors import LeadlineError
 
+# Scores of entries that a row cannot see are -inf on purpose.
+_MASKED = {"index_logits", "candidate_logits"}
+
 
 class NonFiniteError(LeadlineError):
     """An op produced NaN or infinity.
@@ -43,7 +46,6 @@ def check(name: str, result: Any) -> None:
     for tensor in result if isinstance(result, tuple) else (result,):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.numel():
             continue
-        # Scores of entries that a row cannot see are -inf on purpose.
-        bad = ~tensor.isfinite() & (tensor != -torch.inf if name == "index_logits" else True)
+        bad = ~tensor.isfinite() & (tensor != -torch.inf if name in _MASKED else True)
         if bad.any():
             raise NonFiniteError(name, int(bad.flatten(1).any(1).nonzero()[0]))

@@ -11,9 +11,10 @@ numbers refer to ``v41-model`` unless another specification is named.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight, RecordField
+from leadline.kernels.packed import RecordField, Weight
 from leadline.kernels.reference import (
     attention,
     compressor,
@@ -39,6 +40,7 @@ store_rows = _unwatched(kv_store.store_rows)
 load_rows = _unwatched(kv_store.load_rows)
 rope_angles = _unwatched(rope.rope_angles)
 engram_hash = _unwatched(engram.engram_hash)
+gather_rows = _unwatched(engram.gather_rows)
 # Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
 apply_penalties = _unwatched(sampling.apply_penalties)
 counter_uniform = sampling.counter_uniform
@@ -77,7 +79,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @op()
-def linear(x: Tensor, weight: LinearWeight) -> Tensor:
+def linear(x: Tensor, weight: Weight) -> Tensor:
     """``x W^T``; the input is quantised to MXFP8 (1 x 32) first where W was packed (7.3).
 
     Args:
@@ -91,7 +93,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
 
 
 @op()
-def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
+def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
     """One matrix per output group; the input is never quantised (3.8).
 
     Args:
@@ -105,12 +107,28 @@ def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @op()
+def output_projection(x: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
+    """Outputs of the heads, rotated back, through two low-rank matrices (3.8, kernels.md 9).
+
+    Args:
+        x: ``[m, H, d]`` activations.
+        wo_a: ``[G, out, H d / G]``, see ``grouped_linear``.
+        wo_b: ``[D, G out]``, see ``linear``.
+
+    Returns:
+        ``[m, D]`` activations.
+    """
+    grouped = x.flatten(1).unflatten(1, (wo_a.shape[0], -1))
+    return linear(grouped_linear(grouped, wo_a).flatten(1), wo_b)
+
+
+@op()
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """A wide product of wide operands: the head and the gated compressors (2.1, 3.3).
 
     Args:
         x: ``[m, in]`` activations.
-        weight: ``[out, in]`` wide.
+        weight: ``[out, in]`` wide, or bf16 where that is exact.
 
     Returns:
         ``[m, out]`` wide.
@@ -179,6 +197,114 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 
 @op()
+def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) -> Tensor:
+    """What a sublayer reads: ``mhc_collapse``, then ``rms_norm``.
+
+    Args:
+        streams: ``[m, S, D]`` activations.
+        mix: ``[m, S]`` wide.
+        norm_weight: ``[D]`` wide.
+        eps: of the norm.
+
+    Returns:
+        ``[m, D]`` activations.
+    """
+    return rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+
+
+@op()
+def mhc_seam(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """From one sublayer to the next: ``mhc_expand``, then ``mhc_enter`` (kernels.md 1).
+
+    Args:
+        y: ``[m, D]`` activations, the finished sublayer's output.
+        streams: ``[m, S, D]`` activations, as they were before it.
+        post: ``[m, S]`` wide, of the finished sublayer.
+        comb: ``[m, S, S]`` wide, of the finished sublayer.
+        mix: ``[m, S]`` wide, ``pre`` of the site before the next one.
+        norm_weight: ``[D]`` wide, of the next sublayer.
+        eps: of the norm.
+
+    Returns:
+        The new streams ``[m, S, D]`` and the next sublayer's input ``[m, D]``, activations.
+    """
+    expanded = mhc_expand(y, streams, post, comb)
+    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps)
+
+
+@_unwatched
+def norm_rotate_store(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    field: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    *,
+    eps: float,
+) -> None:
+    """Rows to a cache: ``rms_norm``, ``rotate``, ``pack_rows``, ``store_rows`` (kernels.md 4).
+
+    Args:
+        x: ``[m, n]`` activations, not normalised.
+        weight: ``[n]`` wide.
+        cos: ``[m, r / 2]`` float32.
+        sin: ``[m, r / 2]`` float32.
+        field: pages or rings.
+        outer: ``[m]`` int64 page ids or slots; rows where it is negative are not stored.
+        inner: ``[m]`` int64 entries of the page or rows of the ring; no address may come twice.
+        eps: of the norm.
+    """
+    stored = (outer >= 0).nonzero().squeeze(1)
+    values, scales = pack_rows(rotate(rms_norm(x, weight, eps=eps), cos, sin), field.record)
+    store_rows(field, outer[stored], inner[stored], values, scales, rows=stored)
+
+
+@op()
+def norm_query_store_window(
+    down: Tensor,
+    query_weight: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    *,
+    eps: float,
+) -> Tensor:
+    """Both halves of a down-projection: the query normalised, the rest stored (kernels.md 4).
+
+    Args:
+        down: ``[m, q_lora_rank + d]`` activations, the query's part first.
+        query_weight: ``[q_lora_rank]`` wide.
+        weight: ``[d]`` wide; it and what follows as in ``norm_rotate_store`` of the second part.
+        cos: ``[m, r / 2]`` float32.
+        sin: ``[m, r / 2]`` float32.
+        window: rings, or a workspace.
+        outer: ``[m]`` int64, negative where nothing is stored.
+        inner: ``[m]`` int64.
+        eps: of both norms.
+
+    Returns:
+        ``[m, q_lora_rank]`` activations.
+    """
+    rank = query_weight.shape[0]
+    norm_rotate_store(down[:, rank:], weight, cos, sin, window, outer, inner, eps=eps)
+    return rms_norm(down[:, :rank], query_weight, eps=eps)
+
+
+@op()
 def compress(values: Tensor, gates: Tensor) -> Tensor:
     """Pool the rows of closed groups, channel by channel (3.3).
 
@@ -192,10 +318,140 @@ def compress(values: Tensor, gates: Tensor) -> Tensor:
     return compressor.compress(values, gates)
 
 
+@_unwatched
+def store_entries(
+    projected: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pos: Tensor,
+    req_of_row: Tensor,
+    q_off: Tensor,
+    slot: Tensor,
+    seq_len: Tensor,
+    write_from: Tensor,
+    page_table: Tensor,
+    entries: RecordField,
+    open_groups: Tensor | None,
+    *,
+    ratio: int,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Pool, normalise, rotate, pack and store every entry that a step completes (3.3).
+
+    A group is stored iff it closes at or above its request's ``write_from``. The rows of a group
+    that began in an earlier step come from the ring, which then keeps the newest rows of this one.
+
+    Args:
+        projected: ``[m, 2 d]`` wide, values then gates; or ``[m, d]`` activations of ratio 1.
+        norm: ``[d]`` wide.
+        cos: ``[m, r / 2]`` float32, for the row at p at the position ``p - ratio + 1``.
+        sin: ``[m, r / 2]`` float32.
+        pos: ``[m]`` int64; the rows of a request are consecutive.
+        req_of_row: ``[m]`` int64, group of each row; -1 for padding, which nothing comes of.
+        q_off: ``[g + 1]`` first row of each group, then m.
+        slot: ``[g]`` int64.
+        seq_len: ``[g]`` int64, the group's last position of this step plus one.
+        write_from: ``[g]`` int64.
+        page_table: ``[g, max pages]`` int64.
+        entries: pages of the KV source.
+        open_groups: ``[slots, ring, 2 d]`` wide, rows by ``position % ring``; None with ratio 1.
+        ratio: tokens of a group; ``ring >= ratio - 1``.
+        eps: of the norm.
+        dtype: of activations.
+
+    Returns:
+        ``[m, d]`` activations: the latent, not rotated, at each row that stores an entry. Other
+        rows are undefined.
+    """
+    return compressor.store_entries(
+        projected,
+        norm,
+        cos,
+        sin,
+        pos,
+        req_of_row,
+        q_off,
+        slot,
+        seq_len,
+        write_from,
+        page_table,
+        entries,
+        open_groups,
+        ratio=ratio,
+        eps=eps,
+        dtype=dtype,
+    )
+
+
+@_unwatched
+def store_index_keys(
+    latent: Tensor,
+    weight: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pos: Tensor,
+    req_of_row: Tensor,
+    write_from: Tensor,
+    page_table: Tensor,
+    keys: RecordField,
+    *,
+    ratio: int,
+    eps: float,
+) -> None:
+    """Project, normalise, rotate, pack and store the index key of every stored entry (3.4).
+
+    Args:
+        latent: ``[m, d]`` activations of ``store_entries``; rows that store nothing are not read.
+        weight: ``[di, d]``; the input of its product is not quantised.
+        norm: ``[di]`` wide.
+        cos: as in ``store_entries``, like all that is not named here.
+        sin: likewise.
+        pos: likewise.
+        req_of_row: likewise.
+        write_from: likewise.
+        page_table: likewise.
+        keys: pages of index keys.
+        ratio: tokens of a group.
+        eps: of the norm.
+    """
+    compressor.store_index_keys(
+        latent,
+        weight,
+        norm,
+        cos,
+        sin,
+        pos,
+        req_of_row,
+        write_from,
+        page_table,
+        keys,
+        ratio=ratio,
+        eps=eps,
+    )
+
+
 @op()
 def quantize_index_query(q: Tensor) -> Tensor:
     """Index queries rounded to the MXFP4 grid of the keys (3.5, 4.3): ``[m, Hi, di]``."""
     return round_trip_fp4_32(q)
+
+
+@op()
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``quantize_index_query(rotate(q, cos, sin))``, which may be one launch (kernels.md 5.1).
+
+    Args:
+        q: ``[m, Hi, di]`` activations, not rotated.
+        cos: ``[m, r / 2]`` float32.
+        sin: ``[m, r / 2]`` float32.
+
+    Returns:
+        ``[m, Hi, di]`` activations.
+    """
+    return indexer.prepare_index_query(q, cos, sin)
 
 
 @op()
@@ -204,8 +460,11 @@ def index_logits(
     weights: Tensor,
     keys: RecordField,
     page_table: Tensor,
-    q_off: Tensor,
+    req_of_row: Tensor,
     visible: Tensor,
+    num_entries: int,
+    *,
+    exact_rounding: bool,
 ) -> Tensor:
     """Scores of every visible entry: ``sum_h relu(q_h . k_j) w_h`` (3.5, kernels.md 5.2).
 
@@ -214,14 +473,67 @@ def index_logits(
         weights: ``[m, Hi]`` activations, already scaled.
         keys: paged index keys of the KV source.
         page_table: ``[g, max pages]`` int64.
-        q_off: ``[g + 1]`` first row of each group, then m.
+        req_of_row: ``[m]`` int64, group of each row, ascending.
         visible: ``[m]`` int64, entries that each row may see.
+        num_entries: N, the columns: at least every row's ``visible``, within the page table.
+        exact_rounding: with bf16 activations, round the dot and the weighted product to bf16 as
+            the reference program does; otherwise only the sum is rounded.
 
     Returns:
-        ``[m, N]`` wide, N the most visible entries of any row; -inf where not visible. With
-        bf16 activations the dot, the weighted product and the sum are rounded to bf16.
+        ``[m, N]`` activations; -inf where not visible.
     """
-    return indexer.index_logits(q, weights, keys, page_table, q_off, visible)
+    return indexer.index_logits(
+        q,
+        weights,
+        keys,
+        page_table,
+        req_of_row,
+        visible,
+        num_entries,
+        exact_rounding=exact_rounding,
+    )
+
+
+@op()
+def candidate_logits(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordField,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    blocks: Tensor,
+    visible: Tensor,
+    *,
+    block_size: int,
+    exact_rounding: bool,
+) -> Tensor:
+    """``index_logits`` of candidates only, in candidate order (kernels.md 6).
+
+    Args:
+        q: ``[m, Hi, di]`` activations, rotated and rounded as the keys are.
+        weights: ``[m, Hi]`` activations, already scaled.
+        keys: paged index keys of the KV source; a page holds whole blocks.
+        page_table: ``[g, max pages]`` int64.
+        req_of_row: ``[m]`` int64, group of each row.
+        blocks: ``[m, B]`` int64 of ``select_candidate_blocks``.
+        visible: ``[m]`` int64, entries that each row may see.
+        block_size: ``candidate_block_size``.
+        exact_rounding: as in ``index_logits``.
+
+    Returns:
+        ``[m, B * block_size]`` activations; -inf where there is no block or not visible.
+    """
+    return indexer.candidate_logits(
+        q,
+        weights,
+        keys,
+        page_table,
+        req_of_row,
+        blocks,
+        visible,
+        block_size=block_size,
+        exact_rounding=exact_rounding,
+    )
 
 
 @_unwatched
@@ -232,7 +544,7 @@ def select_top_k(scores: Tensor, k: int) -> Tensor:
     every returned position is a valid entry or -1.
 
     Args:
-        scores: ``[m, N]`` wide.
+        scores: ``[m, N]`` activations.
         k: ``index_topk``.
 
     Returns:
@@ -242,23 +554,41 @@ def select_top_k(scores: Tensor, k: int) -> Tensor:
 
 
 @_unwatched
-def select_candidates(
+def select_candidate_blocks(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
-    """First-level selection: entries of the best blocks of aligned positions (3.6).
+    """First-level selection: the best blocks of aligned positions (3.6, kernels.md 7).
+
+    A block is worth its best score; ties, NaN and -inf are as in ``select_top_k``.
 
     Args:
-        scores: ``[m, N]`` wide, -inf where not visible.
+        scores: ``[m, N]`` activations, -inf where not visible.
         visible: ``[m]`` int64; the block of entry ``visible - 1`` is always kept.
         block_size: ``candidate_block_size``.
         topk_blocks: ``candidate_topk_blocks``.
 
     Returns:
-        ``[m, N]`` bool, True for entries of kept blocks (visible or not).
+        ``[m, min(topk_blocks, blocks)]`` int64 block numbers, ascending, -1 behind the last.
     """
-    return indexer.select_candidates(
+    return indexer.select_candidate_blocks(
         scores, visible, block_size=block_size, topk_blocks=topk_blocks
     )
+
+
+@_unwatched
+def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
+    """``select_top_k`` in candidate order, as entries: what masking all others would select.
+
+    Args:
+        scores: ``[m, B * block_size]`` activations of ``candidate_logits``.
+        blocks: ``[m, B]`` int64, ascending, -1 behind them.
+        k: ``index_topk``.
+        block_size: ``candidate_block_size``.
+
+    Returns:
+        ``[m, min(k, B * block_size)]`` int64 entries, ascending, -1 behind the last choice.
+    """
+    return indexer.select_from_candidates(scores, blocks, k, block_size=block_size)
 
 
 @op()
@@ -266,7 +596,7 @@ def sparse_attention(
     q: Tensor,
     cos: Tensor,
     sin: Tensor,
-    window: Tensor,
+    window: RecordField,
     window_index: Tensor,
     window_width: Tensor,
     kv: RecordField | None,
@@ -285,8 +615,10 @@ def sparse_attention(
         q: ``[m, H, d]`` activations, not rotated.
         cos: ``[m, r / 2]`` float32 at each row's position.
         sin: ``[m, r / 2]`` float32.
-        window: ``[w, d]`` activations: window rows of this step, history and new ones.
-        window_index: ``[m, W]`` int64 rows of ``window``, oldest first, -1 behind them.
+        window: rows of windows: the rings themselves, or a workspace of one outer unit that
+            holds this step's history and new rows.
+        window_index: ``[m, W]`` int64, ``outer * rows of an outer unit + inner`` of each row of
+            ``window``, oldest first, -1 behind them.
         window_width: ``[m]`` int64, slots that the window takes in the reference's slot list.
         kv: compressed entries of the KV source, or None for window-only layers.
         page_table: ``[g, max pages]`` int64.
@@ -294,7 +626,8 @@ def sparse_attention(
         selected: ``[m, <= K]`` int64 entries, ascending, -1 behind them; None without ``kv``.
         sink: ``[H]`` wide, in the denominator only.
         exact_rounding: with bf16 activations, round probabilities in 64-slot blocks as the
-            reference program does.
+            reference program does. For the reference: backends that fuse the softmax choose
+            their own blocks.
 
     Returns:
         ``[m, H, d]`` activations; a row without keys gives 0.
@@ -319,11 +652,11 @@ def sparse_attention(
 def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Experts of each row and their weights (5.1).
+    """Experts of each row and their weights (5.1); of equal ones the lower id (kernels.md 2).
 
     Args:
         x: ``[m, D]`` activations.
-        gate: ``[E, D]`` wide.
+        gate: ``[E, D]`` activations or wide; the product is wide.
         bias: ``[E]`` wide; selects only.
         num_experts_per_tok: experts of a row.
         scale: ``routed_scaling_factor``.
@@ -336,26 +669,34 @@ def route(
 
 @op()
 def routed_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Weight,
+    w2: Weight,
+    *,
+    limit: float,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
 
     Args:
         x: ``[m, D]`` activations.
-        ids: ``[m, k]`` int64, ascending.
+        ids: ``[m, k]`` int64, ascending; -1 (masked, or not of this rank) adds nothing.
         weights: ``[m, k]`` wide; multiplied into the hidden row before its rounding.
         w13: ``[E, 2 F, D]``, gate rows first.
         w2: ``[E, D, F]``.
         limit: ``swiglu_limit``.
+        shared: ``[m, D]`` activations, the shared expert's output, which is added last.
 
     Returns:
-        ``[m, D]`` wide, not rounded: the shared expert is added first.
+        ``[m, D]`` activations, rounded once; without ``shared`` wide, not rounded.
     """
-    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit)
+    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
 
 
 @op()
-def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor:
     """The shared expert (5.3): ``[m, D]`` -> ``[m, D]`` activations.
 
     Args:

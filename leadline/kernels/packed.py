@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
 from leadline.kernels.records import Record
+from leadline.kernels.reference import quant
 
 
 class WeightFormat(StrEnum):
@@ -36,6 +39,86 @@ class LinearWeight:
     def quantizes_input(self) -> bool:
         return self.format is not WeightFormat.PLAIN
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.dense.shape
+
+    def to(self, device: torch.device) -> LinearWeight:
+        """The same on a device."""
+        return replace(self, dense=self.dense.to(device))
+
+    def split(self, rows: int) -> LinearWeight:
+        """A stack of matrices of so many rows, ``[out / rows, rows, in]``."""
+        return replace(self, dense=self.dense.unflatten(0, (-1, rows)))
+
+    @staticmethod
+    def stack(parts: Sequence[LinearWeight]) -> LinearWeight:
+        """One above the other; of one format."""
+        return replace(parts[0], dense=torch.cat([part.dense for part in parts], dim=-2))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix ``[out, in]``, or a stack of them, as stored: kernels expand it where they multiply.
+
+    Attributes:
+        codes: ``[.., out, in]`` E4M3 or ``[.., out, in / 2]`` pairs of E2M1, uint8.
+        scales: UE8M0 uint8, ``[.., ceil(out / 32), ceil(in / 32)]`` (FP8_BLOCK32) or
+            ``[.., out, in / 32]`` (MXFP4).
+        format: FP8_BLOCK32 or MXFP4.
+        quantizes_input: the input of the product is quantised to MXFP8 first.
+        dtype: of the values that the reference multiplies with.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    format: WeightFormat
+    quantizes_input: bool = True
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the values."""
+        *leading, width = self.codes.shape
+        return torch.Size((*leading, 2 * width if self.format is WeightFormat.MXFP4 else width))
+
+    def to(self, device: torch.device) -> PackedWeight:
+        """The same on a device."""
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device))
+
+    def split(self, rows: int) -> PackedWeight:
+        """A stack of matrices of so many rows, ``[out / rows, rows, in]``.
+
+        Args:
+            rows: a multiple of 32 in FP8_BLOCK32, or scales would be shared by two matrices.
+        """
+        scale_rows = rows // 32 if self.format is WeightFormat.FP8_BLOCK32 else rows
+        return replace(
+            self,
+            codes=self.codes.unflatten(0, (-1, rows)),
+            scales=self.scales.unflatten(0, (-1, scale_rows)),
+        )
+
+    @staticmethod
+    def stack(parts: Sequence[PackedWeight]) -> PackedWeight:
+        """One above the other; of one format, and of whole tiles."""
+        return replace(
+            parts[0],
+            codes=torch.cat([part.codes for part in parts], dim=-2),
+            scales=torch.cat([part.scales for part in parts], dim=-2),
+        )
+
+    @property
+    def dense(self) -> Tensor:
+        """The dequantised values, made anew at each call: exact in bf16."""
+        if self.format is WeightFormat.MXFP4:
+            return quant.dequantize_fp4_32(self.codes, self.scales).to(self.dtype)
+        return quant.dequantize_fp8_block(self.codes, self.scales).to(self.dtype)
+
+
+Weight = LinearWeight | PackedWeight
+"""What products take."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordField:
@@ -50,3 +133,8 @@ class RecordField:
     record: Record
     values: Tensor
     scales: Tensor | None
+
+    def gather(self, outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows at these addresses as they are stored: values, and scales of packed records."""
+        scales = None if self.scales is None else self.scales[outer, inner]
+        return self.values[outer, inner], scales

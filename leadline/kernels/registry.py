@@ -64,6 +64,7 @@ class Backend:
         module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported.
         package: what the module needs beside torch.
         extra: of Leadline, which installs the package.
+        reads_packed: its products take ``PackedWeight`` as it is, and need no dense copy.
     """
 
     device: str
@@ -71,6 +72,7 @@ class Backend:
     module: str
     package: str
     extra: str
+    reads_packed: bool = False
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot run there, or None."""
@@ -95,7 +97,19 @@ BACKENDS: dict[str, Backend] = {
     "numba": Backend(
         "cpu", frozenset({torch.float32}), "leadline.kernels.cpu", package="numba", extra="cpu"
     ),
+    "triton": Backend(
+        "cuda",
+        frozenset({torch.bfloat16}),
+        "leadline.kernels.triton",
+        package="triton",
+        extra="gpu",
+        reads_packed=True,
+    ),
 }
+
+
+_PRODUCTS = ("linear", "output_projection", "shared_expert", "routed_experts")
+"""Ops that models give weights to which may be packed."""
 
 
 class Kernels:
@@ -111,6 +125,14 @@ class Kernels:
             name: BACKENDS[backend].implementations()[name]
             for name, backend in self.backend_of.items()
         }
+
+    @property
+    def reads_packed(self) -> bool:
+        """Weights may stay as stored: no op would expand whole matrices at every call."""
+        return all(
+            name in self.backend_of and BACKENDS[self.backend_of[name]].reads_packed
+            for name in _PRODUCTS
+        )
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,11 +28,13 @@ class Packing:
         code_dtype: safetensors type of the codes.
         values_per_code: matrix entries in one stored element, along the input.
         block: (rows, columns) of the matrix that share one scale.
+        magnitudes: the smallest of a code but 0, and the largest.
     """
 
     code_dtype: str
     values_per_code: int
     block: tuple[int, int]
+    magnitudes: tuple[float, float]
 
     def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Stored shape of the codes of a matrix ``shape``."""
@@ -62,10 +65,11 @@ class Packing:
         return tuple(codes), tuple(scales)
 
 
+_E4M3 = (2.0**-9, quant.E4M3_MAX)
 PACKINGS: dict[WeightFormat, Packing] = {
-    WeightFormat.FP8_BLOCK32: Packing("F8_E4M3", 1, (32, 32)),
-    WeightFormat.MXFP4: Packing("I8", 2, (1, 32)),
-    WeightFormat.FP8_ROW32: Packing("F8_E4M3", 1, (1, 32)),
+    WeightFormat.FP8_BLOCK32: Packing("F8_E4M3", 1, (32, 32), _E4M3),
+    WeightFormat.MXFP4: Packing("I8", 2, (1, 32), (0.5, quant.E2M1_MAX)),
+    WeightFormat.FP8_ROW32: Packing("F8_E4M3", 1, (1, 32), _E4M3),
 }
 
 
@@ -85,6 +89,22 @@ def decode(format: WeightFormat, codes: Tensor, scales: Tensor) -> Tensor:
             return quant.dequantize_fp8_32(codes, scales)
         case WeightFormat.PLAIN:
             raise ValueError("a plain weight has nothing to decode")
+
+
+def magnitude_bounds(
+    format: WeightFormat, codes: Tensor, scales: Tensor
+) -> tuple[float, float] | None:
+    """Between which every value but 0 lies in magnitude; None if one is NaN.
+
+    From the extreme scales, which is quicker than decoding.
+    """
+    extremes = torch.stack(scales.aminmax())
+    has_nan_code = format is not WeightFormat.MXFP4 and (codes & 0x7F).max() == 0x7F
+    if has_nan_code or extremes[1] == 255:
+        return None
+    low, high = quant.decode_ue8m0(extremes).tolist()
+    smallest, largest = PACKINGS[format].magnitudes
+    return low * smallest, high * largest
 
 
 def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from leadline.config.model import ModelConfig
 from leadline.core.errors import CheckpointError
-from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import HostEngramTable, to_tensor
-from leadline.weights.formats import PACKINGS, decode, scale_name
+from leadline.weights.formats import PACKINGS, decode, magnitude_bounds, scale_name
 from leadline.weights.names import Part, Role, WeightSpec, model_weights
 from leadline.weights.random_init import random_tensors
 from leadline.weights.source import FULL
@@ -71,18 +71,33 @@ class _Source:
         return values.to(dtype)
 
     def linear(
-        self, name: str, dtype: torch.dtype, *, out: slice = FULL, inp: slice = FULL
-    ) -> LinearWeight:
-        """``{name}.weight``, dequantised: rows ``out`` and columns ``inp`` of ``[out, in]``.
+        self,
+        name: str,
+        dtype: torch.dtype,
+        *,
+        out: slice = FULL,
+        inp: slice = FULL,
+        packed: bool = False,
+    ) -> Weight:
+        """``{name}.weight``: rows ``out`` and columns ``inp`` of ``[out, in]``.
+
+        Left as stored where it has scales and ``packed`` is set, else dequantised.
 
         Raises:
             CheckpointError: it holds NaN, or magnitudes that no matrix has.
         """
-        weight = f"{name}.weight"
-        return LinearWeight(self._matrix(weight, (out, inp)).to(dtype), self._formats[weight])
+        weight, index = f"{name}.weight", (out, inp)
+        format = self._formats[weight]
+        if packed and format is not WeightFormat.PLAIN:
+            return PackedWeight(*self._packed(weight, index), format, dtype=dtype)
+        return LinearWeight(self._matrix(weight, index).to(dtype), format)
 
-    def experts(self, prefix: str, which: str, experts: slice, dtype: torch.dtype) -> LinearWeight:
+    def experts(
+        self, prefix: str, which: str, experts: slice, dtype: torch.dtype, *, packed: bool = False
+    ) -> Weight:
         """``{prefix}.{e}.{which}.weight`` for each expert of a slice: ``[experts, out, in]``.
+
+        Left as stored where they have scales and ``packed`` is set, else dequantised.
 
         Raises:
             CheckpointError: as ``linear``, or some experts are packed and others are not.
@@ -94,10 +109,18 @@ class _Source:
                 f"{self._stored.describe(names[0])} and the other experts of its layer come in "
                 f"different formats: {', '.join(sorted(formats))}"
             )
-        dense = torch.empty(len(names), *self._weights[names[0]].shape, dtype=dtype)
+        shape, (format,) = self._weights[names[0]].shape, formats
+        if packed and format is not WeightFormat.PLAIN:
+            packing = PACKINGS[format]
+            codes = torch.empty(len(names), *packing.code_shape(shape), dtype=torch.uint8)
+            scales = torch.empty(len(names), *packing.scale_shape(shape), dtype=torch.uint8)
+            for expert, name in enumerate(names):
+                codes[expert], scales[expert] = self._packed(name, (FULL, FULL))
+            return PackedWeight(codes, scales, format, dtype=dtype)
+        dense = torch.empty(len(names), *shape, dtype=dtype)
         for row, name in zip(dense, names, strict=True):
             row.copy_(self._matrix(name, (FULL, FULL)))
-        return LinearWeight(dense, formats.pop())
+        return LinearWeight(dense, format)
 
     def engram_table(self, name: str, dtype: torch.dtype) -> HostEngramTable:
         """``{name}.weight`` and its scales, left where they are and gathered by row."""
@@ -120,17 +143,30 @@ class _Source:
 
     def _matrix(self, name: str, index: tuple[slice, slice]) -> Tensor:
         """Part of a matrix in the type it decodes to (float32, or as stored), checked."""
-        self._taken[name] += 1
         format = self._formats[name]
         if format is WeightFormat.PLAIN:
+            self._taken[name] += 1
             values = self._read(name, index)
         else:
-            packing = PACKINGS[format]
-            code_cut, scale_cut = packing.cut(self._weights[name].shape, index)
-            scales = self._read(scale_name(name), scale_cut)
-            values = decode(format, self._read(name, code_cut), scales)
+            values = decode(format, *self._read_packed(name, index))
         self._check_magnitude(name, values)
         return values
+
+    def _packed(self, name: str, index: tuple[slice, slice]) -> tuple[Tensor, Tensor]:
+        """Codes and scale bytes of part of a matrix, checked; decoded only if in doubt."""
+        format = self._formats[name]
+        codes, scales = self._read_packed(name, index)
+        bounds = magnitude_bounds(format, codes, scales)
+        if bounds is None or bounds[0] < PLAUSIBLE[0] or bounds[1] > PLAUSIBLE[1]:
+            self._check_magnitude(name, decode(format, codes, scales))
+        return codes, scales
+
+    def _read_packed(self, name: str, index: tuple[slice, slice]) -> tuple[Tensor, Tensor]:
+        self._taken[name] += 1
+        packing = PACKINGS[self._formats[name]]
+        code_cut, scale_cut = packing.cut(self._weights[name].shape, index)
+        scales = self._read(scale_name(name), scale_cut)
+        return self._read(name, code_cut), scales
 
     def _check_magnitude(self, name: str, values: Tensor) -> None:
         low, high = (bound.item() for bound in values.aminmax())  # NaN anywhere makes both NaN

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight
+from leadline.kernels.packed import Weight
 
 FULL = slice(None)
 
@@ -32,12 +32,23 @@ class WeightSource(Protocol):
         ...
 
     def linear(
-        self, name: str, dtype: torch.dtype, *, out: slice = FULL, inp: slice = FULL
-    ) -> LinearWeight:
-        """``{name}.weight`` with its ``.scale`` if there is one: ``[out, in]``."""
+        self,
+        name: str,
+        dtype: torch.dtype,
+        *,
+        out: slice = FULL,
+        inp: slice = FULL,
+        packed: bool = False,
+    ) -> Weight:
+        """``{name}.weight`` with its ``.scale`` if there is one: ``[out, in]``.
+
+        With ``packed`` a matrix that has scales stays as stored, a ``PackedWeight``.
+        """
         ...
 
-    def experts(self, prefix: str, which: str, experts: slice, dtype: torch.dtype) -> LinearWeight:
+    def experts(
+        self, prefix: str, which: str, experts: slice, dtype: torch.dtype, *, packed: bool = False
+    ) -> Weight:
         """``{prefix}.{e}.{which}`` for the experts of a slice, stacked: ``[E, out, in]``."""
         ...
 

@@ -109,3 +109,17 @@ def test_the_log_says_what_would_be_faster(
     with caplog.at_level(logging.INFO):
         assert choose("auto", CPU, F32).backend_of == {}
     assert "absent would be faster, but No module named 'no_such'; pip install" in caplog.text
+
+
+def test_weights_stay_packed_where_every_product_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    products = ("linear", "output_projection", "shared_expert", "routed_experts")
+    reader = Backend("cpu", frozenset({F32}), "reader", "math", "x", reads_packed=True)
+    module = ModuleType("reader")
+    module.IMPLEMENTATIONS = dict.fromkeys(products, print)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "reader", module)
+    monkeypatch.setitem(registry.BACKENDS, "reader", reader)
+    assert choose("reader", CPU, F32).reads_packed
+    assert not choose("reader,routed_experts=reference", CPU, F32).reads_packed
+    assert not choose("double", CPU, F32).reads_packed

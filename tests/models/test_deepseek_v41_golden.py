@@ -288,7 +288,7 @@ def restore_source(
         chosen.entries = cases[f"p130.bf16.indexer_topk.{index_source}"].long()
     elif config.candidate_source_layer_id == source:
         scores = cases[f"p130.bf16.indexer_scores.{source}"].float()
-        chosen.candidates = ops.select_candidates(
+        chosen.candidates = ops.select_candidate_blocks(
             scores,
             torch.arange(1, 131),
             block_size=config.candidate_block_size,

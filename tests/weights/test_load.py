@@ -17,7 +17,7 @@ import leadline.weights.load
 from leadline.config.model import ModelConfig, load_model_config
 from leadline.config.presets import preset
 from leadline.core.errors import CheckpointError
-from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.kernels.packed import PackedWeight, WeightFormat
 from leadline.tools.random_checkpoint import write_random_checkpoint
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.formats import decode, scale_name
@@ -45,7 +45,11 @@ def open_source(folder: Path, config: ModelConfig | None = None) -> CheckpointSo
 
 
 def take_all(
-    source: WeightSource, config: ModelConfig, dtype: torch.dtype = torch.float32
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    packed: bool = False,
 ) -> dict[str, Tensor]:
     """What a model takes, by name, dequantised; a table as its first and last row."""
     taken: dict[str, Tensor] = {}
@@ -59,21 +63,23 @@ def take_all(
         elif spec.role is Role.ROUTED_EXPERT:
             prefix, expert, which = stem.rsplit(".", 2)
             if expert == "0":
-                dense = source.experts(
-                    prefix, which, slice(0, config.n_routed_experts), dtype
-                ).dense
+                every = slice(0, config.n_routed_experts)
+                dense = source.experts(prefix, which, every, dtype, packed=packed).dense
                 taken |= {f"{prefix}.{e}.{which}.weight": d for e, d in enumerate(dense)}
         elif spec.format is WeightFormat.PLAIN:
             taken[name] = source.tensor(name, dtype)
         else:
-            taken[name] = source.linear(stem, dtype).dense
+            taken[name] = source.linear(stem, dtype, packed=packed).dense
     return taken
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_every_weight_comes_back_as_it_was_encoded(folder: Path, dtype: torch.dtype) -> None:
+def test_every_weight_comes_back_as_it_was_encoded(
+    folder: Path, dtype: torch.dtype, packed: bool
+) -> None:
     source = open_source(folder)
-    taken = take_all(source, CONFIG, dtype)
+    taken = take_all(source, CONFIG, dtype, packed=packed)
     source.finish()
     weights = model_weights(CONFIG)
     for name in taken:
@@ -124,21 +130,26 @@ def test_golden_linears_decode_exactly(golden: Path) -> None:
     assert fp4.quantizes_input
 
 
-def parts_of_linear(source: WeightSource) -> tuple[LinearWeight, LinearWeight]:
-    name = "layers.0.attn.wo_b"
-    part = source.linear(name, torch.float32, out=slice(32, 96), inp=slice(64, 128))
-    return part, source.linear(name, torch.float32)
-
-
-def test_slices_are_parts_of_the_whole(folder: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_slices_are_parts_of_the_whole(folder: Path, packed: bool) -> None:
     source = open_source(folder)
-    part, whole = parts_of_linear(source)
-    assert torch.equal(part.dense, whole.dense[32:96, 64:128])
-    rows = source.tensor("embed.weight", torch.float32, rows=slice(100, 200))
-    assert torch.equal(rows, source.tensor("embed.weight", torch.float32)[100:200])
-    some = source.experts("layers.3.ffn.experts", "w1", slice(2, 4), torch.float32)
-    every = source.experts("layers.3.ffn.experts", "w1", slice(0, 8), torch.float32)
-    assert torch.equal(some.dense, every.dense[2:4])
+    name, experts, dtype = "layers.0.attn.wo_b", "layers.3.ffn.experts", torch.float32
+    part = source.linear(name, dtype, out=slice(32, 96), inp=slice(64, 128), packed=packed)
+    assert torch.equal(part.dense, source.linear(name, dtype).dense[32:96, 64:128])
+    rows = source.tensor("embed.weight", dtype, rows=slice(100, 200))
+    assert torch.equal(rows, source.tensor("embed.weight", dtype)[100:200])
+    some = source.experts(experts, "w1", slice(2, 4), dtype, packed=packed)
+    assert torch.equal(some.dense, source.experts(experts, "w1", slice(0, 8), dtype).dense[2:4])
+
+
+def test_packed_weights_are_the_bytes_of_the_file(folder: Path) -> None:
+    source = open_source(folder)
+    weight = source.linear(WQ_A, torch.float32, packed=True)
+    assert isinstance(weight, PackedWeight)
+    made = random_tensors(model_weights(CONFIG)[f"{WQ_A}.weight"], seed=0)
+    assert torch.equal(weight.codes, made[f"{WQ_A}.weight"])
+    assert torch.equal(weight.scales, made[f"{WQ_A}.scale"])
+    assert weight.shape == weight.dense.shape
 
 
 def test_opening_logs_what_is_used_and_what_is_skipped(
@@ -375,13 +386,14 @@ def copied(folder: Path, tmp_path: Path, change: Callable[[Path], None]) -> Path
     return copy
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
 def test_a_bad_checkpoint_is_refused_by_file_and_tensor(
-    folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+    folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str, packed: bool
 ) -> None:
     copy = copied(folder, tmp_path, damage)
     with pytest.raises(CheckpointError, match=message) as raised:
-        take_all(open_source(copy), CONFIG)
+        take_all(open_source(copy), CONFIG, packed=packed)
     assert str(copy) in str(raised.value)
 
 
@@ -401,4 +413,5 @@ def test_zero_blocks_may_have_any_scale(folder: Path, tmp_path: Path) -> None:
         return replaced(f"{WQ_A}.scale", scale_bytes(0))(tensors)
 
     copy = copied(folder, tmp_path, edits(1, zeroed))
-    assert not open_source(copy).linear(WQ_A, torch.float32).dense.any()
+    for packed in (False, True):
+        assert not open_source(copy).linear(WQ_A, torch.float32, packed=packed).dense.any()

@@ -21,6 +21,7 @@ from leadline.kernels.cpu.jit import (
     inline_sums,
     kernel,
 )
+from leadline.kernels.cpu.kv_store import unpack_rows
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import attention
@@ -33,7 +34,7 @@ def sparse_attention(
     q: Tensor,
     cos: Tensor,
     sin: Tensor,
-    window: Tensor,
+    window: RecordField,
     window_index: Tensor,
     window_width: Tensor,
     kv: RecordField | None,
@@ -44,7 +45,10 @@ def sparse_attention(
     *,
     exact_rounding: bool,
 ) -> Tensor:
-    """Row by row: gather and unpack the keys once for all heads, then a softmax of each head."""
+    """Row by row: gather and unpack the keys once for all heads, then a softmax of each head.
+
+    Rows of the window belong to many queries, so they are unpacked before.
+    """
     values, scales, record = _NO_PAGES, _NO_PAGES, 0
     if kv is not None and selected is not None:
         if kv.scales is None:
@@ -65,12 +69,13 @@ def sparse_attention(
         values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
     else:
         selected = window_index[:, :0]
+    window_rows = unpack_rows(window.values, window.scales, window.record, torch.float32)
     out = np.empty(q.shape, np.float32)
     _attend(
         q,
         cos,
         sin,
-        window,
+        window_rows.flatten(0, 1),
         window_index,
         values,
         scales,
@@ -109,6 +114,8 @@ def _attend_head(
         total += weight
         for i in range(width):
             out[i] += weight * keys[j, i]
+    if total == 0:  # no key, and a sink of -inf
+        total = 1.0
     for i in range(width):
         out[i] /= total
 

@@ -13,7 +13,7 @@ from leadline.kernels.cpu.formats import clamp, round_trip_fp8_row
 from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
 from leadline.kernels.cpu.quant import round_trip_fp8_32
-from leadline.kernels.packed import LinearWeight
+from leadline.kernels.packed import Weight
 from leadline.kernels.reference import experts
 
 
@@ -61,7 +61,7 @@ def _product(x: F2, weight: F2, out: F2) -> None:
 
 
 @in_float32(experts.shared_expert)
-def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor:
     """Products by torch, SwiGLU and the rounding behind it in one pass."""
     gate_up = linear(x, w13)
     hidden = np.empty((x.shape[0], gate_up.shape[1] // 2), np.float32)
@@ -77,14 +77,22 @@ def _swiglu(gate_up: F2, limit: float, quantizes: bool, out: F2) -> None:
 
 @in_float32(experts.routed_experts)
 def routed_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Weight,
+    w2: Weight,
+    *,
+    limit: float,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """Expert by expert, so that one expert's weights are read once for all of its rows."""
     if w13.quantizes_input:
         x = round_trip_fp8_32(x)
     out = np.zeros(x.shape, np.float32)
     _routed_experts(x, ids, weights, w13.dense, w2.dense, limit, w2.quantizes_input, out)
-    return torch.from_numpy(out)
+    total = torch.from_numpy(out)
+    return total if shared is None else total + shared
 
 
 @kernel
@@ -102,14 +110,16 @@ def _routed_experts(
     first, place = np.zeros(num_experts + 1, np.int64), np.zeros(num_experts, np.int64)
     for r in range(num_rows):
         for j in range(per_row):
-            first[ids[r, j] + 1] += 1
+            if ids[r, j] >= 0:
+                first[ids[r, j] + 1] += 1
     for e in range(num_experts):
         place[e] = first[e]
         first[e + 1] += first[e]
     for pair in range(num_rows * per_row):
         e = ids[pair // per_row, pair % per_row]
-        by_expert[place[e]] = pair
-        place[e] += 1
+        if e >= 0:
+            by_expert[place[e]] = pair
+            place[e] += 1
     for e in range(num_experts):
         for start in range(first[e], first[e + 1], _BLOCK):
             count = min(_BLOCK, first[e + 1] - start)

@@ -13,18 +13,25 @@ from leadline.kernels.cpu.jit import (
     F3,
     I1,
     I2,
-    Flags2,
     Packed,
     Real,
     Whole,
     in_float32,
     inline,
+    inline_sums,
     kernel,
 )
+from leadline.kernels.cpu.kv_store import quantize_index_query
+from leadline.kernels.cpu.rope import rotate
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import indexer
 
 _LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
+
+
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Two passes."""
+    return quantize_index_query(rotate(q, cos, sin))
 
 
 @in_float32(indexer.index_logits)
@@ -33,13 +40,25 @@ def index_logits(
     weights: Tensor,
     keys: RecordField,
     page_table: Tensor,
-    q_off: Tensor,
+    req_of_row: Tensor,
     visible: Tensor,
+    num_entries: int,
+    *,
+    exact_rounding: bool,
 ) -> Tensor:
-    """Keys of a group are unpacked once for all of its rows."""
+    """Keys of a group are unpacked once for all of its rows; float32 has nothing to round."""
     if keys.scales is None:
-        return indexer.index_logits(q, weights, keys, page_table, q_off, visible)
-    scores = np.empty((q.shape[0], int(visible.max())), np.float32)
+        return indexer.index_logits(
+            q,
+            weights,
+            keys,
+            page_table,
+            req_of_row,
+            visible,
+            num_entries,
+            exact_rounding=exact_rounding,
+        )
+    scores = np.empty((q.shape[0], num_entries), np.float32)
     _index_logits(
         q,
         weights,
@@ -47,11 +66,23 @@ def index_logits(
         keys.scales.numpy(),
         CODE_OF[keys.record],
         page_table,
-        q_off,
+        req_of_row,
         visible,
         scores,
     )
     return torch.from_numpy(scores)
+
+
+@inline_sums
+def _score(q: NDArray[np.float32], weights: NDArray[np.float32], key: NDArray[np.float32]) -> Real:
+    score = np.float32(0)
+    for h in range(q.shape[0]):
+        dot = np.float32(0)
+        for i in range(q.shape[1]):
+            dot += q[h, i] * key[i]
+        dot = np.float32(0) if dot < 0 else dot
+        score += dot * weights[h]
+    return score
 
 
 @kernel
@@ -62,32 +93,96 @@ def _index_logits(
     scales: Packed,
     record: int,
     page_table: I2,
-    q_off: I1,
+    req_of_row: I1,
     visible: I1,
     scores: F2,
 ) -> None:
-    _, heads, width = q.shape
+    rows, width = scores.shape[0], q.shape[2]
     per_page = values.shape[1]
     keys = np.empty((scores.shape[1], width), np.float32)
-    for g in range(page_table.shape[0]):
-        most = np.int64(0)
-        for r in range(q_off[g], q_off[g + 1]):
-            most = max(most, visible[r])
-        for j in range(most):
-            page, entry = page_table[g, j // per_page], j % per_page
+    unpacked, group = np.int64(0), np.int64(-1)
+    for r in range(rows):
+        if req_of_row[r] != group:
+            unpacked, group = np.int64(0), req_of_row[r]
+        for j in range(unpacked, visible[r]):
+            page, entry = page_table[group, j // per_page], j % per_page
             decode_row(values[page, entry], scales[page, entry], record, keys[j])
-        for r in range(q_off[g], q_off[g + 1]):
-            for j in range(visible[r]):
-                score = np.float32(0)
-                for h in range(heads):
-                    dot = np.float32(0)
-                    for i in range(width):
-                        dot += q[r, h, i] * keys[j, i]
-                    dot = np.float32(0) if dot < 0 else dot
-                    score += dot * weights[r, h]
-                scores[r, j] = score
-            for j in range(visible[r], scores.shape[1]):
-                scores[r, j] = -np.inf
+        unpacked = max(unpacked, visible[r])
+        for j in range(visible[r]):
+            scores[r, j] = _score(q[r], weights[r], keys[j])
+        for j in range(visible[r], scores.shape[1]):
+            scores[r, j] = -np.inf
+
+
+@in_float32(indexer.candidate_logits)
+def candidate_logits(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordField,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    blocks: Tensor,
+    visible: Tensor,
+    *,
+    block_size: int,
+    exact_rounding: bool,
+) -> Tensor:
+    """One key at a time."""
+    if keys.scales is None:
+        return indexer.candidate_logits(
+            q,
+            weights,
+            keys,
+            page_table,
+            req_of_row,
+            blocks,
+            visible,
+            block_size=block_size,
+            exact_rounding=exact_rounding,
+        )
+    scores = np.empty((q.shape[0], blocks.shape[1] * block_size), np.float32)
+    _candidate_logits(
+        q,
+        weights,
+        keys.values.numpy(),
+        keys.scales.numpy(),
+        CODE_OF[keys.record],
+        page_table,
+        req_of_row,
+        blocks,
+        visible,
+        block_size,
+        scores,
+    )
+    return torch.from_numpy(scores)
+
+
+@kernel
+def _candidate_logits(
+    q: F3,
+    weights: F2,
+    values: Packed,
+    scales: Packed,
+    record: int,
+    page_table: I2,
+    req_of_row: I1,
+    blocks: I2,
+    visible: I1,
+    block_size: int,
+    scores: F2,
+) -> None:
+    per_page = values.shape[1]
+    key = np.empty(q.shape[2], np.float32)
+    for r in range(scores.shape[0]):
+        for c in range(scores.shape[1]):
+            block = blocks[r, c // block_size]
+            j = block * block_size + c % block_size
+            if block < 0 or j >= visible[r]:
+                scores[r, c] = -np.inf
+                continue
+            page, entry = page_table[req_of_row[r], j // per_page], j % per_page
+            decode_row(values[page, entry], scales[page, entry], record, key)
+            scores[r, c] = _score(q[r], weights[r], key)
 
 
 @inline
@@ -154,30 +249,27 @@ def _select_top_k(scores: F2, k: int, selected: I2) -> None:
             selected[r, j] = -1
 
 
-@in_float32(indexer.select_candidates)
-def select_candidates(
+def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
+    """Selected in candidate order."""
+    return indexer.entries_of(select_top_k(scores, k), blocks, block_size)
+
+
+@in_float32(indexer.select_candidate_blocks)
+def select_candidate_blocks(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
     """The best score of every block, then the best blocks."""
-    kept = np.empty(scores.shape, np.bool_)
-    _select_candidates(scores, visible, block_size, topk_blocks, kept)
-    return torch.from_numpy(kept)
+    best = np.empty((scores.shape[0], -(-scores.shape[1] // block_size)), np.float32)
+    _best_of_blocks(scores, visible, block_size, best)
+    return select_top_k(torch.from_numpy(best), topk_blocks)
 
 
 @kernel
-def _select_candidates(
-    scores: F2, visible: I1, block_size: int, topk_blocks: int, kept: Flags2
-) -> None:
-    rows, entries = scores.shape
-    num_blocks = -(-entries // block_size)
-    best, chosen = np.empty(num_blocks, np.int32), np.empty(num_blocks, np.bool_)
-    for r in range(rows):
-        for b in range(num_blocks):
-            best[b] = _LOWEST
-        for j in range(entries):
-            best[j // block_size] = max(best[j // block_size], _ordered(scores[r, j]))
+def _best_of_blocks(scores: F2, visible: I1, block_size: int, best: F2) -> None:
+    for r in range(scores.shape[0]):
+        best[r] = -np.inf
+        for j in range(scores.shape[1]):
+            if scores[r, j] > best[r, j // block_size]:  # NaN never is
+                best[r, j // block_size] = scores[r, j]
         if visible[r] > 0:
-            best[(visible[r] - 1) // block_size] = np.int32(0x7F800000)  # pinned, as infinity
-        _mark_top_k(best, topk_blocks, chosen)
-        for j in range(entries):
-            kept[r, j] = chosen[j // block_size]
+            best[r, (visible[r] - 1) // block_size] = np.inf  # pinned

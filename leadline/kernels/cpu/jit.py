@@ -32,7 +32,6 @@ U1 = Annotated[NDArray[np.uint8], "uint8[::1]"]
 U2 = Annotated[NDArray[np.uint8], "uint8[:,::1]"]
 Packed = Annotated[NDArray[np.uint8], "uint8[:,:,:]"]  # a field of the cache, which has gaps
 Flags1 = Annotated[NDArray[np.bool_], "bool_[::1]"]
-Flags2 = Annotated[NDArray[np.bool_], "bool_[:,::1]"]
 _SCALARS = {int: "int64", float: "float32", bool: "boolean"}
 # What passes between parts of kernels: float32 and integers of the machine, as numba finds them.
 Real: TypeAlias = Any

@@ -10,7 +10,7 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.indexer import entry_address
-from leadline.kernels.reference.kv_store import load_rows
+from leadline.kernels.reference.kv_store import load_rows, unpack_rows
 from leadline.kernels.reference.rope import rotate
 
 _SOFTMAX_BLOCK = 64
@@ -20,7 +20,7 @@ def sparse_attention(
     q: Tensor,
     cos: Tensor,
     sin: Tensor,
-    window: Tensor,
+    window: RecordField,
     window_index: Tensor,
     window_width: Tensor,
     kv: RecordField | None,
@@ -35,11 +35,12 @@ def sparse_attention(
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
     step = rows_per_block(slots * q.shape[2], q.device)
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
+    window_rows = unpack_rows(window.values, window.scales, window.record, q.dtype).flatten(0, 1)
     outputs = []
     for start in range(0, q.shape[0], step):
         rows = slice(start, start + step)
         index = window_index[rows]
-        keys, valid = F.embedding(index.clamp(min=0), window), index >= 0
+        keys, valid = F.embedding(index.clamp(min=0), window_rows), index >= 0
         if kv is not None and selected is not None:
             chosen = selected[rows]
             address = entry_address(
@@ -65,7 +66,7 @@ def _plain_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
     highest = scores.amax(-1, keepdim=True).clamp(min=-1e30)
     weights = (scores - highest).exp()
     total = weights.sum(-1, keepdim=True) + (sink.unsqueeze(-1) - highest).exp()
-    return weights @ keys / total
+    return _divide(weights @ keys, total)
 
 
 def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
@@ -82,7 +83,12 @@ def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
         total = total * shrink + weights.sum(-1, keepdim=True)
         output = output * shrink + weights.bfloat16().float() @ key
         highest = raised
-    return output / (total + (sink.unsqueeze(-1) - highest).exp())
+    return _divide(output, total + (sink.unsqueeze(-1) - highest).exp())
+
+
+def _divide(output: Tensor, total: Tensor) -> Tensor:
+    """Without a key and with a sink of -inf there is nothing to divide, nor a denominator."""
+    return output / total.masked_fill(total == 0, 1)
 
 
 def _close_gap(keys: Tensor, valid: Tensor, width: Tensor, window: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from leadline.kernels.reference.accumulate import widen
+from leadline.kernels.reference.quant import dequantize_fp8_32
 
 
 def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
@@ -32,6 +33,22 @@ def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: T
         mixed = mixed ^ products[..., order]
         columns.append(mixed.unsqueeze(-1).expand(-1, -1, heads))
     return torch.cat(columns, dim=-1) % primes + offsets
+
+
+def gather_rows(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a packed table, dequantised (6.4); exact.
+
+    Args:
+        codes: ``[table rows, n]`` E4M3 as uint8.
+        scales: ``[table rows, n / 32]`` UE8M0.
+        rows: int64 of any shape; -1 is a row of zeros.
+
+    Returns:
+        ``[*rows.shape, n]`` bf16, on the device of ``rows``.
+    """
+    index = rows.clamp(min=0).to(codes.device)
+    values = dequantize_fp8_32(codes[index], scales[index]).to(rows.device)
+    return values.masked_fill(rows.unsqueeze(-1) < 0, 0).to(torch.bfloat16)
 
 
 def engram_inject(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight
+from leadline.kernels.packed import Weight
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.linear import linear
 from leadline.kernels.reference.quant import round_trip_fp8_32
@@ -18,7 +18,7 @@ def swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
     return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
-def shared_expert(x: Tensor, w13: LinearWeight, w2: LinearWeight, *, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor:
     """One expert for every row, without a weight."""
     hidden = swiglu(linear(x, w13), limit=limit).to(x.dtype)
     return linear(hidden, w2)
@@ -28,10 +28,11 @@ def routed_experts(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
-    w13: LinearWeight,
-    w2: LinearWeight,
+    w13: Weight,
+    w2: Weight,
     *,
     limit: float,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """One GEMM per expert that has rows; everything else runs over all pairs at once."""
     num_rows, per_row = experts.shape
@@ -48,7 +49,10 @@ def routed_experts(
         hidden = round_trip_fp8_32(hidden)
     outputs = torch.empty_like(pairs)
     outputs[by_expert] = _grouped(hidden, w2.dense, counts)
-    return widen(outputs.view(num_rows, per_row, -1)).sum(1)
+    # Where the id is -1 the last expert was multiplied with: that is nobody's output.
+    outputs = outputs.view(num_rows, per_row, -1).masked_fill(experts.unsqueeze(-1) < 0, 0)
+    total = widen(outputs).sum(1)
+    return total if shared is None else (total + shared).to(x.dtype)
 
 
 def _grouped(x: Tensor, weight: Tensor, counts: dict[int, int]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +11,8 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.kv_store import load_rows
+from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.reference.rope import rotate
 
 
 def entry_address(
@@ -22,44 +23,85 @@ def entry_address(
     return pages.view(entries.shape), entries % entries_per_page
 
 
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotated, then through MXFP4."""
+    return round_trip_fp4_32(rotate(q, cos, sin))
+
+
 def index_logits(
     q: Tensor,
     weights: Tensor,
     keys: RecordField,
     page_table: Tensor,
-    q_off: Tensor,
+    req_of_row: Tensor,
     visible: Tensor,
+    num_entries: int,
+    *,
+    exact_rounding: bool,
 ) -> Tensor:
     """Groups of equal length run as one batched product."""
-    num_entries = int(visible.max())
-    scores = widen(q).new_full((q.shape[0], num_entries), -torch.inf)
+    scores = q.new_empty(q.shape[0], num_entries)
     if not num_entries:
         return scores
     span = torch.arange(num_entries, device=q.device)
-    for rows, groups in _equal_groups(q_off):
-        table = page_table[groups]
-        address = entry_address(span.expand(len(groups), -1), table, keys.values.shape[1])
+    at_once = rows_per_block(num_entries * q.shape[2], q.device)
+    for rows, groups in _equal_groups(req_of_row, at_once):
+        address = entry_address(
+            span.expand(len(groups), -1), page_table[groups], keys.values.shape[1]
+        )
         key = widen(load_rows(keys, *address, q.dtype)).transpose(1, 2)  # [b, di, N]
         step = rows_per_block(len(groups) * q.shape[1] * num_entries, q.device)
         for part in rows.split(step, dim=1):
-            dot = (widen(q[part]).flatten(1, 2) @ key).to(q.dtype)  # [b, n * Hi, N]
-            dot = widen(dot).relu().unflatten(1, (part.shape[1], -1))
-            product = (dot * widen(weights[part]).unsqueeze(-1)).to(q.dtype)
-            scores[part] = widen(widen(product).sum(2).to(q.dtype))
+            dot = (widen(q[part]).flatten(1, 2) @ key).unflatten(1, (part.shape[1], -1))
+            scores[part] = _sum_heads(dot, weights[part], exact_rounding=exact_rounding)
     return scores.masked_fill_(span >= visible.unsqueeze(1), -torch.inf)
 
 
-def _equal_groups(q_off: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def candidate_logits(
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordField,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    blocks: Tensor,
+    visible: Tensor,
+    *,
+    block_size: int,
+    exact_rounding: bool,
+) -> Tensor:
+    """Every row gathers keys of its own."""
+    inside = torch.arange(block_size, device=q.device)
+    entries = (blocks.unsqueeze(2) * block_size + inside).flatten(1)  # absent ones are negative
+    scores = q.new_empty(entries.shape)
+    step = rows_per_block(max(1, entries.shape[1]) * max(q.shape[1:]), q.device)
+    for part in torch.arange(q.shape[0], device=q.device).split(step):
+        table, found = page_table[req_of_row[part]], entries[part].clamp(min=0)
+        address = entry_address(found, table, keys.values.shape[1])
+        key = widen(load_rows(keys, *address, q.dtype)).transpose(1, 2)  # [n, di, N]
+        dot = widen(q[part]) @ key
+        scores[part] = _sum_heads(dot, weights[part], exact_rounding=exact_rounding)
+    hidden = (entries < 0) | (entries >= visible.unsqueeze(1))
+    return scores.masked_fill_(hidden, -torch.inf)
+
+
+def _sum_heads(dot: Tensor, weights: Tensor, *, exact_rounding: bool) -> Tensor:
+    """Wide products ``[..., Hi, N]`` -> scores ``[..., N]`` in the dtype of ``weights``."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return widen(x.to(weights.dtype)) if exact_rounding else x
+
+    product = rounded(rounded(dot).relu() * widen(weights).unsqueeze(-1))
+    return product.sum(-2).to(weights.dtype)
+
+
+def _equal_groups(req_of_row: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Groups that have rows, by length: row numbers ``[groups, length]`` and group numbers."""
-    starts = q_off.tolist()
-    by_length: dict[int, list[int]] = {}
-    for group, (start, end) in enumerate(itertools.pairwise(starts)):
-        if end > start:
-            by_length.setdefault(end - start, []).append(group)
-    for length, groups in by_length.items():
-        first = torch.tensor([starts[group] for group in groups], device=q_off.device)
-        rows = first.unsqueeze(1) + torch.arange(length, device=q_off.device)
-        yield rows, torch.tensor(groups, device=q_off.device)
+    groups, lengths = torch.unique_consecutive(req_of_row, return_counts=True)
+    first = lengths.cumsum(0) - lengths
+    for length in lengths.unique().tolist():
+        equal = lengths == length
+        rows = first[equal].unsqueeze(1) + torch.arange(length, device=first.device)
+        yield from zip(rows.split(at_once), groups[equal].split(at_once), strict=True)
 
 
 def top_k_mask(scores: Tensor, k: int) -> Tensor:
@@ -85,7 +127,7 @@ def select_top_k(scores: Tensor, k: int) -> Tensor:
     return selected
 
 
-def select_candidates(
+def select_candidate_blocks(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
     """The block of the newest visible position is pinned and counts as one of the kept."""
@@ -96,5 +138,16 @@ def select_candidates(
     best = padded.unflatten(1, (num_blocks, block_size)).amax(-1)
     newest = (visible - 1) // block_size  # -1, which is no block, where nothing is visible
     pinned = torch.arange(num_blocks, device=scores.device) == newest.unsqueeze(1)
-    kept = top_k_mask(best.masked_fill(pinned, torch.inf), topk_blocks)
-    return kept.repeat_interleave(block_size, dim=1)[:, :num_entries]
+    return select_top_k(best.masked_fill(pinned, torch.inf), topk_blocks)
+
+
+def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
+    """Blocks ascend, so the order of candidates is that of their entries, ties included."""
+    return entries_of(select_top_k(scores, k), blocks, block_size)
+
+
+def entries_of(chosen: Tensor, blocks: Tensor, block_size: int) -> Tensor:
+    """Entries at these places of the candidate order; -1 stays -1."""
+    place = chosen.clamp(min=0)
+    entries = blocks.gather(1, place // block_size) * block_size + place % block_size
+    return entries.masked_fill(chosen < 0, -1)

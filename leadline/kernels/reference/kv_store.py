@@ -93,5 +93,4 @@ def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dty
     Returns:
         ``[*shape, n]`` activations; whatever lies there, NaN too.
     """
-    scales = None if field.scales is None else field.scales[outer, inner]
-    return unpack_rows(field.values[outer, inner], scales, field.record, dtype)
+    return unpack_rows(*field.gather(outer, inner), field.record, dtype)

@@ -13,9 +13,12 @@ def route(
     x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The bias decides who is picked, never how much they count."""
-    scores = F.softplus(F.linear(widen(x), gate)).sqrt()
-    chosen = torch.topk(scores + bias, num_experts_per_tok, dim=-1).indices
-    experts = chosen.sort(dim=-1).values  # ascending: the order in which outputs are summed
+    wide = widen(x)
+    scores = F.softplus(F.linear(wide, gate.to(wide.dtype))).sqrt()
+    # Sorted, since topk does not promise which of two equal scores it takes.
+    best = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
+    # Ascending: the order in which outputs are summed.
+    experts = best[..., :num_experts_per_tok].sort(dim=-1).values
     weights = scores.gather(-1, experts)
     if num_experts_per_tok > 1:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

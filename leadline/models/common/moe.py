@@ -25,7 +25,7 @@ class MoE:
         self.routed_scaling_factor = routed_scaling_factor
         self.swiglu_limit = swiglu_limit
         local = params.placement.shard(n_routed_experts, "n_routed_experts")
-        self.gate = params.tensor(f"{prefix}.gate.weight")
+        self.gate = params.linear(f"{prefix}.gate").dense
         self.bias = params.tensor(f"{prefix}.gate.bias")
         self.w13 = params.experts(f"{prefix}.experts", "w1", "w3", experts=local)
         self.w2 = params.experts(f"{prefix}.experts", "w2", experts=local)
@@ -34,7 +34,7 @@ class MoE:
         self.shared_w2 = params.linear(f"{shared}.w2")
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[m, D]`` -> ``[m, D]``; the shared expert is added last, then rounded once."""
+        """``[m, D]`` -> ``[m, D]``; the shared expert is added last."""
         ids, weights = ops.route(
             x,
             self.gate,
@@ -43,6 +43,5 @@ class MoE:
             scale=self.routed_scaling_factor,
         )
         limit = self.swiglu_limit
-        routed = ops.routed_experts(x, ids, weights, self.w13, self.w2, limit=limit)
         shared = ops.shared_expert(x, self.shared_w13, self.shared_w2, limit=limit)
-        return (routed + shared).to(x.dtype)
+        return ops.routed_experts(x, ids, weights, self.w13, self.w2, limit=limit, shared=shared)

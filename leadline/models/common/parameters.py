@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leadline.core.errors import CheckpointError
-from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.core.errors import CheckpointError, ConfigError
+from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
 from leadline.parallel.placement import Placement
 from leadline.weights.source import FULL, EngramTable, WeightSource
 
@@ -21,6 +21,8 @@ class Parameters:
     Attributes:
         dtype: of activations.
         quantize_activations: False drops the MXFP8 rounding in front of packed weights.
+        packed: weights stay as stored, for kernels that expand them where they multiply; else
+            they are dequantised at once. The values are the same.
     """
 
     source: WeightSource
@@ -28,6 +30,7 @@ class Parameters:
     device: torch.device
     placement: Placement
     quantize_activations: bool = True
+    packed: bool = False
 
     @property
     def wide(self) -> torch.dtype:
@@ -47,35 +50,74 @@ class Parameters:
         """A lookup table in the activation dtype."""
         return self.source.tensor(name, self.dtype).to(self.device)
 
-    def linear(self, name: str, *, out: slice = FULL, inp: slice = FULL) -> LinearWeight:
+    def wide_linear(self, *names: str, rows: slice = FULL) -> Tensor:
+        """Plain matrices of one wide product, one above the other.
+
+        Wide, or bf16 where weights stay packed and it is exact: half the bytes of the same values.
+        """
+        wide = torch.cat([self.source.tensor(name, self.wide, rows=rows) for name in names])
+        if self.packed and self.dtype == torch.bfloat16:
+            narrow = wide.bfloat16()
+            wide = narrow if torch.equal(narrow.to(wide.dtype), wide) else wide
+        return wide.to(self.device)
+
+    def linear(self, name: str, *, out: slice = FULL, inp: slice = FULL) -> Weight:
         """A matrix ``[out, in]``."""
-        return self._place(self.source.linear(name, self.weight_dtype, out=out, inp=inp))
+        return self._place(
+            self.source.linear(name, self.weight_dtype, out=out, inp=inp, packed=self.packed)
+        )
 
-    def stacked_linear(self, *names: str) -> LinearWeight:
+    def stacked_linear(self, *names: str) -> Weight:
         """Matrices of one input, one above the other."""
-        return self._stack([self.linear(name) for name in names], dim=0)
+        return _stack([self.linear(name) for name in names])
 
-    def experts(self, prefix: str, *which: str, experts: slice) -> LinearWeight:
+    def grouped_linear(self, name: str, *, groups: int, out: slice = FULL) -> Weight:
+        """Rows of a matrix as one matrix per group, ``[groups, out / groups, in]``.
+
+        Its input is never quantised, however it is stored (v41-model 3.8).
+
+        Raises:
+            ConfigError: it stays packed, and groups would share scales.
+        """
+        weight = self.linear(name, out=out)
+        rows = weight.shape[0] // groups
+        if isinstance(weight, PackedWeight) and rows % 32:
+            raise ConfigError(
+                f"{name} has {rows} rows for each of {groups} groups, and kernels that read it as "
+                "stored need a multiple of 32; set kernel_backend to 'reference'"
+            )
+        return _with_exact_input(weight).split(rows)
+
+    def experts(self, prefix: str, *which: str, experts: slice) -> Weight:
         """Expert matrices ``[E, out, in]``, several of them one above the other."""
-        parts = [self.source.experts(prefix, w, experts, self.weight_dtype) for w in which]
-        return self._stack([self._place(part) for part in parts], dim=1)
+        dtype = self.weight_dtype
+        parts = [self.source.experts(prefix, w, experts, dtype, packed=self.packed) for w in which]
+        return _stack([self._place(part) for part in parts])
 
     def engram_table(self, name: str) -> EngramTable:
         """A table that stays where it is."""
         return self.source.engram_table(name, self.dtype)
 
-    def _place(self, weight: LinearWeight) -> LinearWeight:
-        kept = weight.format if self.quantize_activations else WeightFormat.PLAIN
-        return dataclasses.replace(weight, dense=weight.dense.to(self.device), format=kept)
+    def _place(self, weight: Weight) -> Weight:
+        weight = weight.to(self.device)
+        return weight if self.quantize_activations else _with_exact_input(weight)
 
-    @staticmethod
-    def _stack(parts: list[LinearWeight], *, dim: int) -> LinearWeight:
-        if len(parts) == 1:
-            return parts[0]
-        formats = {part.format for part in parts}
-        if len(formats) > 1:
-            raise CheckpointError(
-                f"w1 and w3 of an expert come in different formats, {', '.join(sorted(formats))}; "
-                "they are multiplied as one matrix and need the same"
-            )
-        return dataclasses.replace(parts[0], dense=torch.cat([p.dense for p in parts], dim=dim))
+
+def _with_exact_input(weight: Weight) -> Weight:
+    """The same matrix, whose products take their input as it is."""
+    if isinstance(weight, PackedWeight):
+        return dataclasses.replace(weight, quantizes_input=False)
+    return dataclasses.replace(weight, format=WeightFormat.PLAIN)
+
+
+def _stack(parts: list[Weight]) -> Weight:
+    """Matrices of one input, one above the other."""
+    packed = [part for part in parts if isinstance(part, PackedWeight)]
+    dense = [part for part in parts if isinstance(part, LinearWeight)]
+    formats = {part.format for part in parts}
+    if len(formats) > 1 or (packed and dense):
+        raise CheckpointError(
+            f"w1 and w3 of an expert come in different formats, {', '.join(sorted(formats))}; "
+            "they are multiplied as one matrix and need the same"
+        )
+    return PackedWeight.stack(packed) if packed else LinearWeight.stack(dense)

@@ -14,6 +14,9 @@ from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import GroupPlan, Rows, WindowPlan
 
+# Scores that exist at once: a long chunk of a long prompt is scored and selected from in parts.
+_MAX_SCORES = 2**28
+
 
 @dataclass(slots=True)
 class Selection:
@@ -21,7 +24,8 @@ class Selection:
 
     Attributes:
         entries: ``[r, <= K]`` selected entries, ascending, -1 behind them.
-        candidates: ``[r, N]`` bool, or None where every visible entry is a candidate.
+        candidates: ``[r, <= topk_blocks]`` blocks of entries, ascending, -1 behind them, or None
+            where every visible entry is a candidate.
     """
 
     entries: Tensor | None = None
@@ -60,7 +64,7 @@ class Compressor:
             self.wkv = params.linear(f"{prefix}.compressor.wkv")
         else:  # values and gates in one wide product
             names = (f"{prefix}.compressor.{part}.weight" for part in ("wkv", "wgate"))
-            self.gated = torch.cat([params.tensor(name) for name in names])
+            self.gated = params.wide_linear(*names)
 
     def write(
         self,
@@ -95,7 +99,10 @@ class Compressor:
 class Indexer:
     """Scores entries and selects the best (3.5, 3.6)."""
 
-    def __init__(self, params: Parameters, prefix: str, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self, params: Parameters, prefix: str, config: ModelConfig, layer: int, exact_rounding: bool
+    ) -> None:
+        self.exact_rounding = exact_rounding
         self.num_heads, self.dim = config.index_n_heads, config.index_head_dim
         self.topk = config.index_topk
         self.block_size = config.candidate_block_size
@@ -127,18 +134,57 @@ class Indexer:
             chosen.entries = span.masked_fill(span >= visible.unsqueeze(1), -1)
             return
         q = ops.linear(qr, self.wq_b).unflatten(1, (self.num_heads, self.dim))
-        q = ops.rotate(q, *step.yarn)
-        if keys.scales is not None:
-            q = ops.quantize_index_query(q)
+        prepare = ops.rotate if keys.scales is None else ops.prepare_index_query
+        q = prepare(q, *step.yarn)
         weights = ops.linear(u, self.weights_proj) * (self.dim**-0.5 * self.num_heads**-0.5)
-        scores = ops.index_logits(q, weights, keys, rows.page_table, rows.q_off, visible)
         if chosen.candidates is not None and not self.makes_candidates:
-            scores = scores.masked_fill(~chosen.candidates, -torch.inf)
-        if needs_candidates:
-            chosen.candidates = ops.select_candidates(
-                scores, visible, block_size=self.block_size, topk_blocks=self.topk_blocks
+            scores = ops.candidate_logits(
+                q,
+                weights,
+                keys,
+                rows.page_table,
+                rows.req_of_row,
+                chosen.candidates,
+                visible,
+                block_size=self.block_size,
+                exact_rounding=self.exact_rounding,
             )
-        chosen.entries = ops.select_top_k(scores, self.topk)
+            chosen.entries = ops.select_from_candidates(
+                scores, chosen.candidates, self.topk, block_size=self.block_size
+            )
+            return
+        entries, blocks = [], []
+        at_once = max(1, _MAX_SCORES // most)
+        for first in range(0, len(visible), at_once):
+            part = slice(first, first + at_once)
+            scores = ops.index_logits(
+                q[part],
+                weights[part],
+                keys,
+                rows.page_table,
+                rows.req_of_row[part],
+                visible[part],
+                most,
+                exact_rounding=self.exact_rounding,
+            )
+            entries.append(ops.select_top_k(scores, self.topk))
+            if needs_candidates:
+                blocks.append(
+                    ops.select_candidate_blocks(
+                        scores,
+                        visible[part],
+                        block_size=self.block_size,
+                        topk_blocks=self.topk_blocks,
+                    )
+                )
+        chosen.entries = _joined(entries)
+        if needs_candidates:
+            chosen.candidates = _joined(blocks)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Rows of all parts; of one part itself, not a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Attention:
@@ -162,21 +208,23 @@ class Attention:
         self.kv_norm = params.tensor(f"{prefix}.kv_norm.weight")
         self.sink = params.tensor(f"{prefix}.attn_sink", rows=heads)
         low_rank = slice(groups.start * rank, groups.stop * rank)
-        self.wo_a = params.linear(f"{prefix}.wo_a", out=low_rank).dense.unflatten(0, (-1, rank))
+        self.wo_a = params.grouped_linear(
+            f"{prefix}.wo_a", groups=groups.stop - groups.start, out=low_rank
+        )
         self.wo_b = params.linear(f"{prefix}.wo_b", inp=low_rank)
         self.compressor: Compressor | None = None
         self.indexer: Indexer | None = None
         if layer in config.kv_source_layer_ids:
             self.compressor = Compressor(params, prefix, config, self.ratio)
         if layer in config.index_source_layer_ids:
-            self.indexer = Indexer(params, f"{prefix}.indexer", config, layer)
+            self.indexer = Indexer(params, f"{prefix}.indexer", config, layer, exact_rounding)
 
-    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> Tensor:
-        """Store window rows, entries and keys of ``u [r, D]``; the window workspace ``[w, d]``."""
+    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> RecordField:
+        """Store window rows, entries and keys of ``u [r, D]``; the window workspace."""
         latent = ops.rms_norm(ops.linear(u, self.wkv), self.kv_norm, eps=self.eps)
         ring, plan = cache.window[self.layer], step.window
         values, scales = ops.pack_rows(ops.rotate(latent, *self._angles(step)), ring.record)
-        history = ops.load_rows(ring, plan.history_slot, plan.history_row, u.dtype)
+        history, history_scales = ring.gather(plan.history_slot, plan.history_row)
         ops.store_rows(ring, plan.commit_slot, plan.commit_row, values, scales, rows=plan.commit)
         if self.compressor is not None:
             self.compressor.write(
@@ -186,11 +234,14 @@ class Attention:
                 cache.index[self.layer],
                 cache.open_groups.get(self.layer),
             )
-        # What later steps will read from the ring, this one reads too: packed and unpacked.
-        return torch.cat((history, ops.unpack_rows(values, scales, ring.record, u.dtype)))
+        # What later steps will read from the ring, this one reads too: as it is stored there.
+        values = torch.cat((history, values)).unsqueeze(0)
+        if scales is not None and history_scales is not None:
+            scales = torch.cat((history_scales, scales)).unsqueeze(0)
+        return RecordField(ring.record, values, scales)
 
     def read(
-        self, u: Tensor, window: Tensor, step: StepRows, cache: CacheFields, chosen: Selection
+        self, u: Tensor, window: RecordField, step: StepRows, cache: CacheFields, chosen: Selection
     ) -> Tensor:
         """Attend with the rows ``u [r, D]`` over the workspace and the selected entries."""
         qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)
@@ -214,8 +265,7 @@ class Attention:
             self.sink,
             exact_rounding=self.exact_rounding,
         )
-        grouped = out.flatten(1).unflatten(1, (self.wo_a.shape[0], -1))
-        return ops.linear(ops.grouped_linear(grouped, self.wo_a).flatten(1), self.wo_b)
+        return ops.output_projection(out, self.wo_a, self.wo_b)
 
     def _angles(self, step: StepRows) -> tuple[Tensor, Tensor]:
         return step.yarn if self.ratio else step.plain

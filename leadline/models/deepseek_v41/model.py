@@ -16,6 +16,7 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
 from leadline.kernels.debug import NonFiniteError
+from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.rope import rope_frequencies, yarn_frequencies
 from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.mhc import MixSite
@@ -27,16 +28,41 @@ from leadline.models.deepseek_v41.engram import Engram, EngramHash
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """A sublayer's output ``y [r, D]``, and the coefficients that mix it into the streams."""
+
+    y: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Streams:
-    """What crosses from one block to the next.
+    """The residual streams between two sublayers, in two parts that one operation puts together.
 
     Attributes:
-        x: ``[r, S, D]`` activations, the residual streams.
-        carry: ``[r, S]`` wide, the collapse weights of the next attention site.
+        before: ``[r, S, D]`` activations, the streams in front of the last sublayer.
+        carry: ``[r, S]`` wide, the collapse weights of the next one.
+        update: what the last one does to them; None before the first.
     """
 
-    x: Tensor
+    before: Tensor
     carry: Tensor
+    update: Update | None = None
+
+    @property
+    def x(self) -> Tensor:
+        """``[r, S, D]``, put together."""
+        if self.update is None:
+            return self.before
+        return ops.mhc_expand(self.update.y, self.before, self.update.post, self.update.comb)
+
+    def enter(self, norm: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+        """``x``, and the next sublayer's input ``u [r, D]``."""
+        if self.update is None:
+            return self.before, ops.mhc_enter(self.before, self.carry, norm, eps=eps)
+        y, post, comb = self.update.y, self.update.post, self.update.comb
+        return ops.mhc_seam(y, self.before, post, comb, self.carry, norm, eps=eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +78,14 @@ class LowerState:
     """What ``lower`` hands to ``upper``, for every row of the step.
 
     Attributes:
-        u: ``[m, D]`` the cut layer's normalised attention input.
-        window: ``[w, d]`` the cut layer's window workspace.
+        x: ``[m, S, D]`` the streams in front of the cut layer's attention.
+        u: ``[m, D]`` its normalised input.
+        window: its window workspace.
     """
 
-    streams: Streams
+    x: Tensor
     u: Tensor
-    window: Tensor
+    window: RecordField
     step: StepRows
     ngrams: NgramRows | None
 
@@ -99,30 +126,29 @@ class Block:
 
     def begin(
         self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
-    ) -> tuple[Streams, Tensor, Tensor]:
-        """Up to the caches: streams after Engram, ``u [r, D]``, window workspace ``[w, d]``."""
-        x = streams.x
+    ) -> tuple[Tensor, Tensor, RecordField]:
+        """Up to the caches: ``x [r, S, D]``, ``u [r, D]``, window workspace."""
         if self.engram is not None and ngrams is not None:
-            x = self.engram.inject(x, ngrams.rows[:, self.engram_index], ngrams.live)
-        u = ops.rms_norm(ops.mhc_collapse(x, streams.carry), self.attn_norm, eps=self.eps)
-        return Streams(x, streams.carry), u, self.attn.write(u, step, cache)
+            x = self.engram.inject(streams.x, ngrams.rows[:, self.engram_index], ngrams.live)
+            streams = Streams(x, streams.carry)
+        x, u = streams.enter(self.attn_norm, eps=self.eps)
+        return x, u, self.attn.write(u, step, cache)
 
     def finish(
         self,
-        streams: Streams,
+        x: Tensor,
         u: Tensor,
-        window: Tensor,
+        window: RecordField,
         step: StepRows,
         cache: CacheFields,
         chosen: Selection,
     ) -> Streams:
         """Attention, then the experts; each site's ``pre`` is used one site later."""
-        x = streams.x
         pre, post, comb = self.hc_attn.coefficients(x)
-        x = ops.mhc_expand(self.attn.read(u, window, step, cache, chosen), x, post, comb)
+        y = self.attn.read(u, window, step, cache, chosen)
+        x, u = Streams(x, pre, Update(y, post, comb)).enter(self.ffn_norm, eps=self.eps)
         carry, post, comb = self.hc_ffn.coefficients(x)
-        u = ops.rms_norm(ops.mhc_collapse(x, pre), self.ffn_norm, eps=self.eps)
-        return Streams(ops.mhc_expand(self.ffn.forward(u), x, post, comb), carry)
+        return Streams(x, carry, Update(self.ffn.forward(u), post, comb))
 
 
 class DeepseekV41:
@@ -167,7 +193,7 @@ class DeepseekV41:
         ]
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
-        self.head = params.tensor("head.weight", rows=vocabulary)
+        self.head = params.wide_linear("head.weight", rows=vocabulary)
         self._cache: CacheFields | None = None
 
     def bind_cache(self, cache: CacheFields) -> None:
@@ -192,23 +218,23 @@ class DeepseekV41:
             streams = self._run(block, streams, ngrams, step, chosen)
         cut = self.blocks[self.config.cut]
         with _at_layer(cut.layer):
-            streams, u, window = cut.begin(streams, ngrams, step, self.cache)
-        return LowerState(streams, u, window, step, ngrams)
+            x, u, window = cut.begin(streams, ngrams, step, self.cache)
+        return LowerState(x, u, window, step, ngrams)
 
     def upper(self, state: LowerState, batch: ForwardBatch) -> Tensor:
         """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
         kept = batch.rows_upper
         at_cut, above = self._upper_steps(state.step, batch)
-        streams = Streams(state.streams.x[kept], state.streams.carry[kept])
         ngrams = state.ngrams and NgramRows(state.ngrams.rows[kept], state.ngrams.live[kept])
         chosen = Selection()
         cut, *rest = self.blocks[self.config.cut :]
         with _at_layer(cut.layer):
-            streams = cut.finish(streams, state.u[kept], state.window, at_cut, self.cache, chosen)
+            x, u = state.x[kept], state.u[kept]
+            streams = cut.finish(x, u, state.window, at_cut, self.cache, chosen)
         for block in rest:
             streams = self._run(block, streams, ngrams, above, chosen)
-        hidden = ops.mhc_collapse(streams.x, streams.carry)
-        return ops.rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps)
+        _, hidden = streams.enter(self.norm, eps=self.config.rms_norm_eps)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[v, D]`` -> wide logits ``[v, V]``."""
@@ -223,8 +249,8 @@ class DeepseekV41:
         chosen: Selection,
     ) -> Streams:
         with _at_layer(block.layer):
-            streams, u, window = block.begin(streams, ngrams, step, self.cache)
-            return block.finish(streams, u, window, step, self.cache, chosen)
+            x, u, window = block.begin(streams, ngrams, step, self.cache)
+            return block.finish(x, u, window, step, self.cache, chosen)
 
     def _lower_step(self, batch: ForwardBatch) -> StepRows:
         rows = Rows(

@@ -32,7 +32,6 @@ from leadline.tools.train_tiny.window import attend, attend_flex
 class Compressed:
     """What a KV source publishes: entries ``[B, N, d]`` and index keys ``[B, N, di]``."""
 
-    ratio: int
     entries: Tensor
     keys: Tensor
 
@@ -148,7 +147,7 @@ class Attention(nn.Module):
             entries = fake_fp4_16(entries)
         # The indexer learns from the attention alone, and what it reads does not learn from it.
         keys = self.indexer.keys(latents.detach(), angles, quantize)
-        return Compressed(self.ratio, entries, keys)
+        return Compressed(entries, keys)
 
     def _index(
         self,

@@ -1,6 +1,7 @@
 """Fake quantisation with a straight-through gradient, elementwise so that compilers fuse it.
 
-The values are those of the engine's quantisers, bit for bit (``kernels.reference.quant``).
+The values are those of the engine's quantisers (``kernels.reference.quant``), but for the sign of
+zero.
 """
 
 from __future__ import annotations

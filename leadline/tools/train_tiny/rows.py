@@ -61,7 +61,6 @@ class Entries:
         angles: cos and sin ``[B, N, r / 2]`` there.
     """
 
-    ratio: int
     opening: Tensor
     angles: Angles
 
@@ -88,7 +87,7 @@ class Rows:
             {config.compress_ratios[layer] for layer in config.kv_source_layer_ids}
         ):
             opening = torch.arange(length // ratio, device=device) * ratio
-            self.entries[ratio] = Entries(ratio, opening, angles(positions[:, opening], yarn))
+            self.entries[ratio] = Entries(opening, angles(positions[:, opening], yarn))
         self.probe = draw_probes(batch, min(probes, length), config.index_topk)
 
     def window_mask(self) -> Tensor:

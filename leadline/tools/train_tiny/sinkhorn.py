@@ -90,7 +90,14 @@ if triton is not None:
 
     @triton.jit
     def _forward_kernel(
-        start, result, denominators, tokens, eps, iters, S: tl.constexpr, BLOCK: tl.constexpr
+        start,
+        result,
+        denominators,
+        tokens,
+        eps,
+        iters: tl.constexpr,
+        S: tl.constexpr,
+        BLOCK: tl.constexpr,
     ):
         offset, mask, token, row = _addresses(tokens, S, BLOCK)
         matrix = tl.load(start + offset, mask=mask, other=1.0)
@@ -111,7 +118,14 @@ if triton is not None:
 
     @triton.jit
     def _backward_kernel(
-        outer, result, denominators, gradient, tokens, iters, S: tl.constexpr, BLOCK: tl.constexpr
+        outer,
+        result,
+        denominators,
+        gradient,
+        tokens,
+        iters: tl.constexpr,
+        S: tl.constexpr,
+        BLOCK: tl.constexpr,
     ):
         # A step M' = M / d with d = sum(M) + eps has dL/dM = (G' - sum(G' M')) / d along the same
         # axis, and M = M' d.

@@ -17,7 +17,7 @@ from tests.kernels.cpu.conftest import Both
 HEADS, WIDTH = 3, 64
 
 
-def case(rows: int, record: Record | None) -> dict[str, Any]:
+def case(rows: int, record: Record | None, window: Record = Record.FP8_32) -> dict[str, Any]:
     """Two requests over shuffled pages of eight entries; rows see from nothing to everything."""
     window_index = torch.randint(0, 20, (rows, 6))
     selected = torch.stack([torch.randperm(24)[:7].sort().values for _ in range(rows)])
@@ -30,7 +30,7 @@ def case(rows: int, record: Record | None) -> dict[str, Any]:
         "q": 2 * torch.randn(rows, HEADS, WIDTH),
         "cos": cos,
         "sin": sin,
-        "window": torch.randn(20, WIDTH),
+        "window": RecordField(window, *ops.pack_rows(torch.randn(4, 5, WIDTH), window)),
         "window_index": window_index,
         "window_width": torch.full((rows,), 6),
         "kv": kv,
@@ -52,8 +52,15 @@ def test_sparse_attention(both: Both, rows: int, record: Record | None) -> None:
     torch.testing.assert_close(*attend(both, case(rows, record)), rtol=2e-5, atol=2e-6)
 
 
+def test_windows_may_be_plain(both: Both) -> None:
+    arguments = case(7, Record.FP4_16, Record.FLOAT32)
+    torch.testing.assert_close(*attend(both, arguments), rtol=2e-5, atol=2e-6)
+
+
 def test_rows_without_keys_give_zero(both: Both) -> None:
-    fast, wanted = attend(both, case(5, Record.FP4_16))
+    arguments = case(5, Record.FP4_16)
+    arguments["sink"][0] = -torch.inf
+    fast, wanted = attend(both, arguments)
     assert not fast[3].any()
     assert not wanted[3].any()
 
@@ -79,8 +86,8 @@ def test_what_lies_in_unused_places_changes_nothing(both: Both) -> None:
 
 
 def test_a_broken_key_breaks_the_rows_that_see_it(both: Both) -> None:
-    arguments = case(7, None)
-    arguments["window"][arguments["window_index"][0, 0]] = torch.nan
+    arguments = case(7, None, Record.FLOAT32)
+    arguments["window"].values[divmod(int(arguments["window_index"][0, 0]), 5)] = torch.nan
     fast, wanted = attend(both, arguments)
     assert fast[0].isnan().all()
     assert torch.equal(fast.isnan(), wanted.isnan())

@@ -40,14 +40,23 @@ def test_select_top_k_of_many_entries_with_ties(both: Both, k: int) -> None:
 
 @given(rows=ROWS, size=st.integers(1, 9), k=st.integers(1, 9), data=st.data())
 @one_fixture
-def test_select_candidates(
+def test_select_candidate_blocks(
     both: Both, rows: list[list[float]], size: int, k: int, data: st.DataObject
 ) -> None:
     scores = torch.tensor(rows)
     seen = st.integers(0, scores.shape[1])
     visible = torch.tensor([data.draw(seen) for _ in rows])
-    fast, wanted = both("select_candidates", scores, visible, block_size=size, topk_blocks=k)
+    fast, wanted = both("select_candidate_blocks", scores, visible, block_size=size, topk_blocks=k)
     assert torch.equal(fast, wanted)
+
+
+def test_select_from_candidates(both: Both) -> None:
+    blocks = torch.tensor([[0, 2, 5, -1], [1, 3, 4, 9]])
+    scores = torch.randn(2, 16).bfloat16().float()
+    scores[0, 10:] = -math.inf
+    for k in (3, 16, 40):
+        args = (scores, blocks, k)
+        assert torch.equal(*both("select_from_candidates", *args, block_size=4))
 
 
 def paged_keys(record: Record) -> tuple[RecordField, Tensor]:
@@ -57,23 +66,39 @@ def paged_keys(record: Record) -> tuple[RecordField, Tensor]:
 
 
 @pytest.mark.parametrize("record", [Record.FP4_32, Record.FP8_32, Record.FLOAT32])
-@pytest.mark.parametrize("rows", [(1, 1), (4, 3), (0, 2), (2, 0)], ids=str)
-def test_index_logits(both: Both, rows: tuple[int, int], record: Record) -> None:
+@pytest.mark.parametrize("req_of_row", [[0, 1], [0, 0, 0, 0, 1, 1, 1], [1, 1], [0, 0]], ids=str)
+def test_index_logits(both: Both, req_of_row: list[int], record: Record) -> None:
     keys, table = paged_keys(record)
-    m = sum(rows)
-    q_off = torch.tensor([0, rows[0], m])
-    visible = torch.randint(0, 25, (m,))
+    m = len(req_of_row)
+    visible = torch.randint(0, 22, (m,))
     visible[-1] = 20
-    fast, wanted = both(
-        "index_logits", torch.randn(m, 4, 32), torch.randn(m, 4), keys, table, q_off, visible
-    )
+    q, weights = torch.randn(m, 4, 32), torch.randn(m, 4)
+    rows = (table, torch.tensor(req_of_row))
+    fast, wanted = both("index_logits", q, weights, keys, *rows, visible, 22, exact_rounding=False)
     assert fast.shape == wanted.shape
+    torch.testing.assert_close(fast, wanted, rtol=2e-5, atol=2e-5)
+    blocks = torch.tensor([[0, 2, 5, -1], [1, 3, 4, 4]])[torch.arange(m) % 2]
+    fast, wanted = both(
+        "candidate_logits",
+        *(q, weights, keys, *rows, blocks, visible),
+        block_size=4,
+        exact_rounding=False,
+    )
     torch.testing.assert_close(fast, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_index_logits_where_nothing_is_visible(both: Both) -> None:
     keys, table = paged_keys(Record.FP4_32)
     q, weights = torch.randn(2, 4, 32), torch.randn(2, 4)
-    q_off, none = torch.tensor([0, 1, 2]), torch.tensor([0, 0])
-    fast, wanted = both("index_logits", q, weights, keys, table, q_off, none)
+    rows, none = torch.tensor([0, 1]), torch.tensor([0, 0])
+    fast, wanted = both(
+        "index_logits", q, weights, keys, table, rows, none, 0, exact_rounding=False
+    )
     assert fast.shape == wanted.shape == (2, 0)
+
+
+def test_prepare_index_query(both: Both) -> None:
+    cos, sin = torch.rand(2, 5, 8)
+    fast, wanted = both("prepare_index_query", torch.randn(5, 4, 32), cos, sin)
+    # A rotated value may differ in its last bit, and so fall on the other side of a tie.
+    assert (fast != wanted).float().mean() < 0.01

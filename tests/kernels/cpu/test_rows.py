@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, WeightFormat
 from leadline.kernels.records import Record
+from leadline.kernels.registry import Kernels
 from tests.kernels.cpu.conftest import Both
 
 ROWS = (0, 1, 3, 33)
@@ -76,6 +78,16 @@ def test_streams_that_share_memory_are_read_as_they_are(both: Both) -> None:
     torch.testing.assert_close(*both("mhc_collapse", streams, torch.rand(3, 4)), **CLOSE)
 
 
+def test_a_fused_op_runs_by_the_parts_that_the_backend_has(numba_kernels: Kernels) -> None:
+    y, streams, comb = torch.randn(3, 64), torch.randn(3, 4, 64), mixing(3)
+    post, mix, weight = torch.rand(3, 4), torch.rand(3, 4), torch.rand(64)
+    with numba_kernels.active():
+        expanded, u = ops.mhc_seam(y, streams, post, comb, mix, weight, eps=1e-6)
+        assert torch.equal(expanded, ops.mhc_expand(y, streams, post, comb))
+        collapsed = ops.mhc_collapse(expanded, mix)
+        assert torch.equal(u, ops.rms_norm(collapsed, weight, eps=1e-6))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("per_row", [1, 3])
 def test_route(both: Both, rows: int, per_row: int) -> None:
@@ -124,6 +136,22 @@ def test_routed_experts(both: Both, rows: int, format: str) -> None:
         limit=2.0,
     )
     assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")
+
+
+def test_routed_experts_beside_the_shared_one(both: Both) -> None:
+    """Of two choices one is masked, or both are."""
+    ids = torch.tensor([[-1, 2], [-1, -1], [0, 1]])
+    fast, wanted = both(
+        "routed_experts",
+        torch.randn(3, 64),
+        ids,
+        torch.rand(3, 2),
+        LinearWeight(torch.randn(3, 64, 64) / 4, WeightFormat.PLAIN),
+        LinearWeight(torch.randn(3, 64, 32) / 4, WeightFormat.PLAIN),
+        limit=2.0,
+        shared=torch.randn(3, 64),
+    )
+    torch.testing.assert_close(fast, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("rows", ROWS)

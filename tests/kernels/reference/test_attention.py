@@ -24,7 +24,7 @@ class Case:
     q: Tensor
     cos: Tensor
     sin: Tensor
-    window: Tensor
+    window: RecordField
     window_index: Tensor
     window_width: Tensor
     kv: RecordField | None
@@ -45,7 +45,6 @@ def make_case(
     *, dtype: torch.dtype = torch.float64, rows: int = 7, dim: int = 32, heads: int = 3
 ) -> Case:
     """Two requests with shuffled pages of four entries; some rows see less than others."""
-    window = torch.randn(20, dim).to(dtype)
     window_index = torch.randint(0, 20, (rows, 6))
     selected = torch.stack([torch.randperm(16)[:5].sort().values for _ in range(rows)])
     window_index[1, 3:] = -1
@@ -58,7 +57,7 @@ def make_case(
         q=torch.randn(rows, heads, dim).to(dtype),
         cos=cos,
         sin=sin,
-        window=window,
+        window=RecordField(record, torch.randn(4, 5, dim).to(kv_dtype), None),
         window_index=window_index,
         window_width=torch.full((rows,), 6),
         kv=RecordField(record, torch.randn(9, 4, dim).to(kv_dtype), None),
@@ -71,7 +70,7 @@ def make_case(
 
 def keys_of_row(case: Case, row: int) -> Tensor:
     """The keys that a row attends to, float64 ``[n, d]``, gathered one by one."""
-    keys = [case.window[i] for i in case.window_index[row].tolist() if i >= 0]
+    keys = [case.window.values[divmod(i, 5)] for i in case.window_index[row].tolist() if i >= 0]
     if case.kv is not None and case.selected is not None:
         table = case.page_table[case.req_of_row[row]]
         for entry in case.selected[row].tolist():
@@ -113,7 +112,7 @@ class TestGoldenUnit:
             q=units[f"unit.attention.{which}q"],
             cos=torch.ones(8, 8),
             sin=torch.zeros(8, 8),
-            window=keys[:300],
+            window=RecordField(Record.BFLOAT16, keys[:300].unsqueeze(0), None),
             window_index=slots[:, :128],
             window_width=torch.full((8,), 128),
             kv=RecordField(Record.BFLOAT16, entries, None),
@@ -175,6 +174,7 @@ def test_row_without_keys_gives_zero(dtype: torch.dtype, exact_rounding: bool) -
     case = make_case(dtype=dtype)
     assert case.selected is not None
     case.window_index[5], case.selected[5] = -1, -1
+    case.sink[0] = -math.inf
     out = case.run(exact_rounding=exact_rounding)
     assert (out[5] == 0).all()
     assert (out[4] != 0).all()
@@ -189,7 +189,7 @@ def test_keys_that_a_row_does_not_see_may_be_nan(where: str, exact_rounding: boo
     if where != "selected":
         case.window_index[case.window_index == 0] = 1
         clean = case.run(exact_rounding=exact_rounding)
-        case.window[0] = math.nan
+        case.window.values[0, 0] = math.nan
     if where != "window":
         assert case.kv is not None
         assert case.selected is not None
@@ -209,7 +209,7 @@ def test_sink_takes_its_share_of_the_denominator_only() -> None:
         sin=torch.zeros_like(case.sin),
         sink=torch.full((3,), math.log(3.0), dtype=torch.float64),
     )
-    quarter = (case.window[4] / 4).expand(5, 3, -1)
+    quarter = (case.window.values[0, 4].double() / 4).expand(5, 3, -1)
     torch.testing.assert_close(case.run(), quarter, rtol=1e-14, atol=0)
 
 
@@ -225,7 +225,8 @@ def test_extreme_sinks_stay_finite(sink: float) -> None:
 @pytest.mark.parametrize("exact_rounding", [False, True], ids=["one", "blocks"])
 def test_huge_scores_do_not_overflow(exact_rounding: bool) -> None:
     case = make_case(dtype=torch.bfloat16)
-    out = case.replace(q=case.q * 1e4, window=case.window * 100).run(exact_rounding=exact_rounding)
+    case.window.values.mul_(100)
+    out = case.replace(q=case.q * 1e4).run(exact_rounding=exact_rounding)
     assert out.isfinite().all()
 
 

@@ -118,6 +118,31 @@ def test_weight_counts_before_the_rounding() -> None:
     assert not torch.equal(inside, outside)
 
 
+def test_masked_choices_add_nothing() -> None:
+    x, (w13, w2) = (
+        torch.randn(3, D).double(),
+        make_weights(WeightFormat.PLAIN, torch.float64, stack=E),
+    )
+    w2.dense[-1] = torch.nan
+    ids, weights = torch.tensor([[-1, 1], [-1, -1], [0, 2]]), torch.rand(3, K).double()
+    got = e.routed_experts(x, ids, weights, w13, w2, limit=LIMIT)
+    alone = e.routed_experts(x[:1], ids[:1, 1:], weights[:1, 1:], w13, w2, limit=LIMIT)
+    torch.testing.assert_close(got[:1], alone, rtol=0, atol=1e-12)
+    assert not got[1].any()
+    assert got[2].isfinite().all()
+
+
+def test_the_shared_expert_is_added_before_the_one_rounding() -> None:
+    x, (w13, w2) = (
+        torch.randn(7, D).bfloat16(),
+        make_weights(WeightFormat.PLAIN, torch.float32, stack=E),
+    )
+    (ids, weights), shared = routing(7), torch.randn(7, D).bfloat16()
+    wide = e.routed_experts(x, ids, weights, w13, w2, limit=LIMIT)
+    got = e.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, shared=shared)
+    assert torch.equal(got, (wide + shared).bfloat16())
+
+
 class TestSwiglu:
     def test_clamps_the_gate_from_above_and_up_on_both_sides(self) -> None:
         gate_up = torch.tensor([[-50.0, -3.0, 50.0, 1.0, 1.0, 2.0, -50.0, 50.0]]).double()

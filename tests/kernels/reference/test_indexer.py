@@ -31,8 +31,8 @@ def best(scores: list[float], k: int) -> list[int]:
     return sorted(i for _, i in sorted(valid, reverse=True)[:k])
 
 
-def best_blocks(scores: list[float], visible: int, size: int, k: int) -> list[bool]:
-    """Entries of the k best aligned blocks, the newest visible entry's block before all others."""
+def best_blocks(scores: list[float], visible: int, size: int, k: int) -> list[int]:
+    """The k best aligned blocks, the newest visible entry's block before all others."""
     clean = [-math.inf if math.isnan(s) else s for s in scores]
     maxima = [max(clean[i : i + size]) for i in range(0, len(clean), size)]
     order = best(maxima, len(maxima))
@@ -40,7 +40,7 @@ def best_blocks(scores: list[float], visible: int, size: int, k: int) -> list[bo
     if visible:
         newest = (visible - 1) // size
         order = [newest, *(b for b in order if b != newest)]
-    return [i // size in order[:k] for i in range(len(scores))]
+    return sorted(order[:k])
 
 
 class TestTopK:
@@ -92,21 +92,26 @@ class TestCandidates:
         scores = [
             row[:n] + [-math.inf] * (count - n) for row, n in zip(scores, visible, strict=True)
         ]
-        kept = indexer.select_candidates(
+        kept = indexer.select_candidate_blocks(
             torch.tensor(scores), torch.tensor(visible), block_size=size, topk_blocks=k
         )
+        width = min(k, -(-count // size))
         wanted = [best_blocks(r, n, size, k) for r, n in zip(scores, visible, strict=True)]
-        assert kept.tolist() == wanted
+        assert kept.tolist() == [row + [-1] * (width - len(row)) for row in wanted]
 
     def test_newest_block_is_kept_whatever_its_score(self) -> None:
         scores = torch.tensor([[9.0, 9.0, 8.0, 8.0, -5.0, -math.inf]])
-        kept = indexer.select_candidates(scores, torch.tensor([5]), block_size=2, topk_blocks=2)
-        assert kept.tolist() == [[True, True, False, False, True, True]]
+        kept = indexer.select_candidate_blocks(
+            scores, torch.tensor([5]), block_size=2, topk_blocks=2
+        )
+        assert kept.tolist() == [[0, 2]]
 
     def test_nothing_visible_gives_no_candidates(self) -> None:
         scores = torch.full((1, 6), -math.inf)
-        kept = indexer.select_candidates(scores, torch.tensor([0]), block_size=2, topk_blocks=2)
-        assert not kept.any()
+        kept = indexer.select_candidate_blocks(
+            scores, torch.tensor([0]), block_size=2, topk_blocks=2
+        )
+        assert kept.tolist() == [[-1, -1]]
 
 
 def stored_keys(keys: Tensor, record: Record, entries_per_page: int) -> tuple[RecordField, Tensor]:
@@ -138,10 +143,12 @@ def test_golden_scores(
         units[f"unit.indexer.{layer}.index_w"],
         field,
         table,
-        torch.tensor([0, 16]),
+        torch.zeros(16, dtype=torch.int64),
         torch.arange(285, 301) // ratio,
+        300 // ratio,
+        exact_rounding=True,
     )
-    assert torch.equal(scores, units[f"unit.indexer.{layer}.scores"].float())
+    assert torch.equal(scores, units[f"unit.indexer.{layer}.scores"])
 
 
 class TestLogits:
@@ -151,13 +158,22 @@ class TestLogits:
         q, weights = torch.randn(4, 2, 32).double(), torch.randn(4, 2).double()
         return q, weights, *stored_keys(torch.randn(3, 11, 32), record, 4)
 
+    @staticmethod
+    def score(
+        made: tuple[Tensor, Tensor, RecordField, Tensor], rows: list[int], visible: list[int]
+    ) -> Tensor:
+        q, weights, keys, table = made
+        seen = torch.tensor(visible)
+        return indexer.index_logits(
+            *(q, weights, keys, table, torch.tensor(rows), seen, max(visible)),
+            exact_rounding=True,
+        )
+
     @pytest.mark.parametrize("visible", [[11, 3, 0, 7], [0, 0, 0, 0], [1, 1, 1, 1]], ids=str)
     def test_equals_a_loop_over_heads(self, visible: list[int]) -> None:
-        q, weights, keys, table = self.make()
+        q, weights, keys, table = made = self.make()
         groups = [0, 1, 1, 2]
-        scores = indexer.index_logits(
-            q, weights, keys, table, torch.tensor([0, 1, 3, 4]), torch.tensor(visible)
-        )
+        scores = self.score(made, groups, visible)
         wanted = torch.full((4, max(visible)), -math.inf, dtype=torch.float64)
         for row, (group, count) in enumerate(zip(groups, visible, strict=True)):
             for j in range(count):
@@ -170,31 +186,73 @@ class TestLogits:
 
     def test_groups_without_rows_are_skipped(self) -> None:
         q, weights, keys, table = self.make()
-        scores = indexer.index_logits(
-            q, weights, keys, table, torch.tensor([0, 4, 4, 4]), torch.tensor([2, 3, 4, 5])
-        )
-        alone = indexer.index_logits(
-            q, weights, keys, table[:1], torch.tensor([0, 4]), torch.tensor([2, 3, 4, 5])
-        )
+        scores = self.score((q, weights, keys, table), [1, 1, 1, 1], [2, 3, 4, 5])
+        alone = self.score((q, weights, keys, table[1:2]), [0, 0, 0, 0], [2, 3, 4, 5])
         torch.testing.assert_close(scores, alone, rtol=0, atol=1e-12)
 
     def test_entries_out_of_sight_may_be_nan(self) -> None:
-        q, weights, keys, table = self.make()
-        visible, q_off = torch.tensor([4, 9, 9, 1]), torch.tensor([0, 1, 3, 4])
-        clean = indexer.index_logits(q, weights, keys, table, q_off, visible)
+        made = self.make()
+        _, _, keys, table = made
+        clean = self.score(made, [0, 1, 1, 2], [4, 9, 9, 1])
         for group, first in enumerate([4, 9, 1]):
             for j in range(first, 12):
                 keys.values[table[group, j // 4], j % 4] = math.nan
         keys.values[0] = math.nan
-        assert torch.equal(indexer.index_logits(q, weights, keys, table, q_off, visible), clean)
+        assert torch.equal(self.score(made, [0, 1, 1, 2], [4, 9, 9, 1]), clean)
 
-    def test_row_blocks_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        q, weights, keys, table = self.make()
-        q_off, visible = torch.tensor([0, 1, 3, 4]), torch.tensor([4, 9, 10, 11])
-        whole = indexer.index_logits(q, weights, keys, table, q_off, visible)
+    def test_blocks_of_rows_and_groups_change_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = self.make()
+        whole = self.score(made, [0, 1, 1, 2], [4, 9, 10, 11])
         monkeypatch.setattr("leadline.kernels.reference.blocks._ELEMENTS", {"cpu": 1})
-        blocks = indexer.index_logits(q, weights, keys, table, q_off, visible)
+        blocks = self.score(made, [0, 1, 1, 2], [4, 9, 10, 11])
         torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
+
+    def test_rounding_is_optional_and_in_bf16_only(self) -> None:
+        q, weights, keys, table = self.make(Record.FP4_32)
+        args = (keys, table, torch.tensor([0, 1, 1, 2]), torch.full((4,), 11), 11)
+        scores = [
+            indexer.index_logits(q.to(dtype), weights.to(dtype), *args, exact_rounding=exact)
+            for dtype in (torch.float32, torch.bfloat16)
+            for exact in (True, False)
+        ]
+        assert torch.equal(scores[0], scores[1])
+        assert not torch.equal(scores[2], scores[3])
+        torch.testing.assert_close(scores[2], scores[3], rtol=2e-2, atol=2e-2)
+
+
+class TestCandidateScores:
+    """Scoring candidates is scoring everything, masking the others and selecting."""
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+    @pytest.mark.parametrize("kept", [1, 3, 8])
+    def test_equals_masked_dense_scores(self, dtype: torch.dtype, kept: int) -> None:
+        keys, table = stored_keys(torch.randn(3, 30, 32), Record.FP4_32, 8)
+        q, weights = torch.randn(4, 2, 32).to(dtype), torch.randn(4, 2).to(dtype)
+        rows, visible = torch.tensor([0, 1, 1, 2]), torch.tensor([30, 0, 9, 23])
+        paged = (q, weights, keys, table, rows)
+        dense = indexer.index_logits(*paged, visible, 30, exact_rounding=True)
+        blocks = indexer.select_candidate_blocks(dense, visible, block_size=4, topk_blocks=kept)
+        scores = indexer.candidate_logits(
+            *paged, blocks, visible, block_size=4, exact_rounding=True
+        )
+        chosen = indexer.select_from_candidates(scores, blocks, 5, block_size=4)
+        allowed = (torch.arange(30) // 4).view(1, 1, -1) == blocks.unsqueeze(2)
+        masked = dense.masked_fill(~allowed.any(1), -math.inf)
+        wanted = indexer.select_top_k(masked, 5)[:, : chosen.shape[1]]
+        assert torch.equal(chosen, wanted)
+
+    def test_ties_take_the_larger_entry(self) -> None:
+        blocks = torch.tensor([[1, 4, 6, -1]])
+        scores = torch.tensor([[1.0, 0.0, 1.0, 1.0, 0.0, 1.0, -math.inf, -math.inf]])
+        chosen = indexer.select_from_candidates(scores, blocks, 3, block_size=2)
+        assert chosen.tolist() == [[8, 9, 13]]
+
+    def test_fewer_valid_than_k_leaves_minus_one_behind(self) -> None:
+        scores = torch.tensor([[2.0, -math.inf, -math.inf, -math.inf]])
+        chosen = indexer.select_from_candidates(scores, torch.tensor([[3, -1]]), 3, block_size=2)
+        assert chosen.tolist() == [[6, -1, -1]]
 
 
 def test_entry_address_follows_the_page_table() -> None:

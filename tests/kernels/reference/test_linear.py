@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight, WeightFormat
+from leadline.kernels.packed import LinearWeight, Weight, WeightFormat
 from leadline.kernels.reference import linear, quant
 from leadline.weights.load import CheckpointSource
 
 
-def golden_weight(weights: CheckpointSource, unit: str) -> LinearWeight:
+def golden_weight(weights: CheckpointSource, unit: str) -> Weight:
     """The checkpoint matrix of ``unit.fp8_linear`` or ``unit.fp4_linear``."""
     if unit == "fp8_linear":
         return weights.linear("layers.0.attn.wq_a", torch.float32)
@@ -66,7 +66,7 @@ def test_sums_of_bfloat16_are_not_kept_in_bfloat16() -> None:
 
 def test_grouped_linear_is_one_product_per_group() -> None:
     x, weight = torch.randn(5, 3, 7).double(), torch.randn(3, 4, 7).double()
-    y = linear.grouped_linear(x, weight)
+    y = linear.grouped_linear(x, LinearWeight(weight, WeightFormat.PLAIN))
     for group in range(3):
         torch.testing.assert_close(y[:, group], x[:, group] @ weight[group].T)
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.reference import mhc
+from leadline.kernels import ops
+from leadline.kernels.reference import mhc, norm
 from leadline.weights.load import CheckpointSource
 
 EPS, HC_EPS, ROUNDS = 1e-20, 1e-6, 20
@@ -136,3 +137,12 @@ class TestMixing:
         mix = torch.zeros_like(mix)
         mix[:, 2] = 1
         assert torch.equal(mhc.mhc_collapse(streams, mix), streams[:, 2])
+
+    def test_seam_rounds_after_each_of_its_steps(self, dtype: torch.dtype) -> None:
+        streams, y, post, comb = self.make(dtype)
+        mix, weight = post.flip(1), torch.rand(32).to(post.dtype)
+        expanded, u = ops.mhc_seam(y, streams, post, comb, mix, weight, eps=EPS)
+        assert torch.equal(expanded, mhc.mhc_expand(y, streams, post, comb))
+        row = mhc.mhc_collapse(expanded, mix)
+        assert row.dtype is dtype
+        assert torch.equal(u, norm.rms_norm(row, weight, eps=EPS))

@@ -79,3 +79,20 @@ def test_bfloat16_rows_are_scored_wide() -> None:
     assert weights.dtype is torch.float32
     assert torch.equal(experts, wide[0])
     assert torch.equal(weights, wide[1])
+
+
+def test_gate_in_bfloat16_is_taken_wide() -> None:
+    x, gate, bias = torch.randn(8, 64).bfloat16(), torch.randn(6, 64).bfloat16(), torch.zeros(6)
+    narrow = route(x, gate, bias, num_experts_per_tok=3, scale=1.5)
+    wide = route(x, gate.float(), bias, num_experts_per_tok=3, scale=1.5)
+    for one, other in zip(narrow, wide, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_of_equal_scores_the_lower_id_is_taken() -> None:
+    bias = torch.zeros(40)
+    bias[[7, 9, 30]] = 1.0
+    experts, _ = route(
+        torch.randn(50, 16), torch.zeros(40, 16), bias, num_experts_per_tok=5, scale=1.0
+    )
+    assert experts.tolist() == [[0, 1, 7, 9, 30]] * 50

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,8 @@ def test_indexer_reproduces_the_golden_unit(
     seen: list[Tensor] = []
     index_logits = ops.index_logits
 
-    def watch(q: Tensor, weights: Tensor, *rest: Tensor) -> Tensor:
-        seen.extend((q, weights, index_logits(q, weights, *rest)))  # type: ignore[arg-type]
+    def watch(q: Tensor, weights: Tensor, *rest: Any, **options: Any) -> Tensor:
+        seen.extend((q, weights, index_logits(q, weights, *rest, **options)))
         return seen[-1]
 
     monkeypatch.setattr(ops, "index_logits", watch)
@@ -59,7 +60,7 @@ def test_indexer_reproduces_the_golden_unit(
     q, weights, scores = seen
     assert torch.equal(q, unit["index_q"])
     assert torch.equal(weights, unit["index_w"])
-    assert torch.equal(scores, unit["scores"].float())
+    assert torch.equal(scores, unit["scores"])
     topk = cases[f"p300.bf16.indexer_topk.{layer}"][-16:].long()
     assert chosen.entries is not None
     # At a tie any set of equal scores is right (README); candidates restrict layer 6 there.
@@ -87,3 +88,16 @@ def test_groups_may_have_no_row_above_the_cut(golden: Path) -> None:
     torch.testing.assert_close(
         decode(beside_prefill=True), decode(beside_prefill=False), rtol=0, atol=1e-12
     )
+
+
+def test_scores_may_be_made_in_parts(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests long enough to select, and to have candidates; parts of three rows or fewer."""
+    prompts = [torch.randint(3, 500, (150,)).tolist() for _ in range(2)]
+
+    def prefill() -> Tensor:
+        stepper = make_stepper(golden / "v41-reference", dtype=torch.float64)
+        return torch.cat(stepper.step([(stepper.start(ids), len(ids)) for ids in prompts]))
+
+    whole = prefill()
+    monkeypatch.setattr("leadline.models.deepseek_v41.attention._MAX_SCORES", 500)
+    torch.testing.assert_close(prefill(), whole, rtol=0, atol=1e-12)

@@ -1,0 +1,139 @@
+"""Sampling (kernels.md 14) at V4.1-Flash's vocabulary."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_cases.case import Case, Rate, same
+from leadline.kernels.reference import sampling as reference
+from leadline.kernels.triton import sampling
+
+VOCAB = 129280
+CUTS: dict[str, tuple[float, int, float]] = {  # min_p, top_k, top_p
+    "none": (0.0, 0, 1.0),
+    "k=50": (0.0, 50, 1.0),
+    "k=50,p=0.95": (0.0, 50, 0.95),
+    "p=0.95": (0.0, 0, 0.95),
+    "min_p=0.05": (0.05, 0, 1.0),
+}
+_PEERS = {  # kernels.md 18.9
+    "greedy": {"torch argmax": (26.7, 27.3, 39.2)},
+    "none": {"torch softmax, exponential, argmax": (65.6, 73.8, 137.0)},
+    "k=50": {"vLLM top-k mask": (84.1, 89.7, 105.0)},
+    "k=50,p=0.95": {"vLLM top-k, top-p mask": (92.2, 98.3, 119.0)},
+    "p=0.95": {"vLLM top-p mask": (64.2, 95.4, 541.0), "torch sort": (104.0, 359.0, 1091.0)},
+}
+ROWS = (1, 8, 64)
+
+
+def _peaked(rows: int, device: torch.device) -> Tensor:
+    """Logits as of a language model: weights fall as the 1.5th power of the rank."""
+    rank = torch.rand(rows, VOCAB, device=device).argsort(-1) + 1.0
+    return 25 - 1.5 * rank.log() + 0.1 * torch.randn(rows, VOCAB, device=device)
+
+
+def _flat(rows: int, device: torch.device) -> Tensor:
+    """Normal logits: nine in ten ids are needed for a mass of 0.95."""
+    return torch.randn(rows, VOCAB, device=device)
+
+
+def _make_greedy(rows: int, device: torch.device) -> tuple[Tensor]:
+    return (_peaked(rows, device),)
+
+
+def _make_sample(rows: int, shape: str, cut: str, device: torch.device) -> tuple[Tensor, ...]:
+    logits = _flat(rows, device) if shape == "flat" else _peaked(rows, device)
+    wide = functools.partial(torch.full, (rows,), dtype=torch.float64, device=device)
+    min_p, top_k, top_p = CUTS[cut]
+    k = torch.full((rows,), top_k, device=device)
+    uniform = torch.rand(rows, dtype=torch.float64, device=device)
+    return logits, wide(1.0), wide(min_p), k, wide(top_p), uniform
+
+
+def _sample(implementation: Any, logits: Tensor, *parameters: Tensor) -> Tensor:
+    names = ("temperature_R", "min_p_R", "top_k_R", "top_p_R", "uniform_R")
+    return implementation(logits, **dict(zip(names, parameters, strict=True)))
+
+
+def _make_penalties(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    counts = torch.randint(-50, 4, (rows, VOCAB), device=device).clamp(min=0)
+    seen = counts > 0
+    columns = torch.rand(3, rows, device=device) + 0.5
+    return _peaked(rows, device), counts, seen, *columns
+
+
+def _penalise(implementation: Any, logits: Tensor, *rest: Tensor) -> Tensor:
+    counts, seen, presence, frequency, repetition = rest
+    return implementation(
+        logits,
+        counts,
+        seen,
+        presence_R=presence,
+        frequency_R=frequency,
+        repetition_R=repetition,
+    )
+
+
+def _peers(cut: str, index: int) -> dict[str, float]:
+    return {name: times[index] for name, times in _PEERS.get(cut, {}).items()}
+
+
+CASES = [
+    *(
+        Case(
+            kernel="14",
+            op="greedy",
+            shape=f"R={rows}",
+            make=functools.partial(_make_greedy, rows),
+            fused=sampling.greedy,
+            twin=reference.greedy,
+            unfused=reference.greedy,
+            check=same,
+            bytes=rows * VOCAB * 4,
+            rate=Rate.FP32,
+            peers=_peers("greedy", index),
+            target_us=12.0 if rows <= 8 else None,
+            target_share=0.6 if rows >= 64 else None,
+        )
+        for index, rows in enumerate(ROWS)
+    ),
+    *(
+        Case(
+            kernel="14",
+            op="sample",
+            shape=f"{shape},{cut},R={rows}",
+            make=functools.partial(_make_sample, rows, shape, cut),
+            fused=functools.partial(_sample, sampling.sample),
+            twin=functools.partial(_sample, reference.sample),
+            check=same,
+            bytes=rows * VOCAB * 4,
+            rate=Rate.FP32,
+            peers=_peers(cut, index),
+            target_us=12.0 if rows <= 8 else None,
+            target_share=0.6 if rows >= 64 else None,
+        )
+        for shape, cuts in (("peaked", tuple(CUTS)), ("flat", ("none", "p=0.95")))
+        for cut in cuts
+        for index, rows in enumerate(ROWS)
+    ),
+    *(
+        Case(
+            kernel="14",
+            op="apply_penalties",
+            shape=f"R={rows}",
+            make=functools.partial(_make_penalties, rows),
+            fused=functools.partial(_penalise, sampling.apply_penalties),
+            twin=functools.partial(_penalise, reference.apply_penalties),
+            unfused=functools.partial(_penalise, reference.apply_penalties),
+            check=same,
+            bytes=rows * VOCAB * (4 + 8 + 1 + 4),
+            rate=Rate.FP32,
+            target_share=0.6 if rows >= 64 else None,
+        )
+        for rows in ROWS
+    ),
+]

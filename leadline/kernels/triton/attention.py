@@ -1,0 +1,357 @@
+"""Attention over window rows and selected entries, in one launch from queries to outputs.
+
+A program reads the index lists, translates pages, expands records and keeps one running softmax for
+all heads of a row. Where rows are few, several programs share a row's keys and a second launch
+merges what they found, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leadline.kernels.packed import RecordField
+from leadline.kernels.triton import unpack
+from leadline.kernels.triton.formats import dot_bf16, to_bf16
+from leadline.kernels.triton.launch import bucket, tuned
+
+_PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
+_WARPS = {16: 4, 64: 8}
+_PART = 32  # slots: the least that a program of its own attends to
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_UNIT = unpack.UNIT
+_CONFIGS = [triton.Config({"BLOCK": block}, num_warps=None) for block in (32, 64)]
+
+
+def sparse_attention(
+    q: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: RecordField,
+    window_index: Tensor,
+    window_width: Tensor,
+    kv: RecordField | None,
+    page_table: Tensor,
+    req_of_row: Tensor,
+    selected: Tensor | None,
+    sink: Tensor,
+    *,
+    exact_rounding: bool,
+) -> Tensor:
+    """A program for up to 64 heads of a row; few rows are split over their keys and merged.
+
+    ``exact_rounding``, and with it ``window_width``, change nothing: probabilities are rounded
+    against the running maximum of this kernel's blocks.
+    """
+    rows, heads, width = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not rows:
+        return out
+    window_values, window_scales = (part.flatten(0, 1) for part in unpack.words(window))
+    kv_values, kv_scales, record, per_page = window_values, window_scales, "none", 1
+    if kv is None or selected is None:
+        selected = window_index[:, :0]
+    else:
+        kv_values, kv_scales = unpack.words(kv)
+        record, per_page = str(kv.record), kv_values.shape[1]
+    block_heads = 16 if heads <= 16 else 64
+    programs = _PROGRAMS[block_heads]
+    head_blocks = triton.cdiv(heads, block_heads)
+    parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
+    parts_per_split = triton.cdiv(parts, max(programs // (rows * head_blocks), 1))
+    splits = triton.cdiv(parts, parts_per_split)
+    partial, tops, totals = out, sink, sink
+    if splits > 1:
+        partial = torch.empty(rows, splits, heads, width, dtype=torch.float32, device=q.device)
+        tops, totals = torch.empty(2, rows, splits, heads, dtype=torch.float32, device=q.device)
+    _attend[(min(rows, programs), splits, head_blocks)](
+        q,
+        cos,
+        sin,
+        window_values,
+        window_scales,
+        window_index,
+        kv_values,
+        kv_scales,
+        page_table,
+        req_of_row,
+        selected,
+        sink,
+        out,
+        partial,
+        tops,
+        totals,
+        rows,
+        heads,
+        q.stride(0),
+        q.stride(1),
+        window_index.shape[1],
+        window_index.stride(0),
+        page_table.stride(0),
+        selected.shape[1],
+        selected.stride(0),
+        parts_per_split * _PART,
+        bucket(rows),
+        str(window.record),
+        window_values.stride(0),
+        window_scales.stride(0),
+        record,
+        per_page,
+        *kv_values.stride()[:2],
+        *kv_scales.stride()[:2],
+        width,
+        cos.shape[1],
+        block_heads,
+        splits > 1,
+        _PART,
+        num_warps=_WARPS[block_heads],
+    )
+    if splits > 1:
+        _merge[(rows, heads)](
+            partial,
+            tops,
+            totals,
+            cos,
+            sin,
+            sink,
+            out,
+            splits,
+            width,
+            cos.shape[1],
+            triton.next_power_of_2(splits),
+            num_warps=4,
+        )
+    return out
+
+
+@tuned(_CONFIGS, key=["rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "HEADS", "SPLIT"])
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_heads",
+        "num_window",
+        "window_row",
+        "table_row",
+        "num_selected",
+        "selected_row",
+        "slots_per_split",
+        "rows_bucket",
+    ]
+)
+def _attend(
+    q,
+    cos,
+    sin,
+    window_values,
+    window_scales,
+    window_index,
+    entry_values,
+    entry_scales,
+    page_table,
+    req_of_row,
+    selected,
+    sink,
+    out,
+    partial,
+    tops,
+    totals,
+    num_rows,
+    num_heads,
+    q_row,
+    q_head,
+    num_window,
+    window_row,
+    table_row,
+    num_selected,
+    selected_row,
+    slots_per_split,
+    rows_bucket,
+    WINDOW: tl.constexpr,
+    WINDOW_STRIDE: tl.constexpr,
+    WINDOW_SCALES: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PER_PAGE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    ENTRY_STRIDE: tl.constexpr,
+    PAGE_SCALES: tl.constexpr,
+    ENTRY_SCALES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEADS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One split of a row: some slots of its window, rounded up to parts, and selected entries."""
+    split, num_splits = tl.program_id(1), tl.num_programs(1)
+    head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
+    is_head = head < num_heads
+    channel = tl.arange(0, WIDTH)
+    # Two blocks are loaded ahead. A load that another load leads to takes as many stages again;
+    # rows of plain records are so large that only one fits.
+    window_stages: tl.constexpr = 5 if WINDOW == "fp8_32" else 3
+    entry_stages: tl.constexpr = 8 if ENTRIES == "fp8_32" or ENTRIES == "fp4_16" else 5
+    behind_window = tl.cdiv(num_window, PART) * PART
+    begin = split * slots_per_split
+    end = begin + slots_per_split
+    window_end = tl.minimum(end, num_window)
+    entry_begin = tl.maximum(begin - behind_window, 0)
+    entry_end = tl.minimum(end - behind_window, num_selected)
+
+    row = tl.program_id(0).to(tl.int64)
+    query = _query(q, cos, sin, row, head, is_head, q_row, q_head, WIDTH, PAIRS)
+    # Carried from row to row although most programs have one row: Triton keeps an operand in shared
+    # memory if a loop hands it over, and takes one that was just computed through registers.
+    for row_number in tl.range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        row = tl.cast(row_number, tl.int64)
+        top = tl.full([HEADS], -1e30, tl.float32)
+        total = tl.zeros([HEADS], tl.float32)
+        sums = tl.zeros([HEADS, WIDTH], tl.float32)
+        indices = window_index + row * window_row
+        for start in tl.range(begin, window_end, BLOCK, num_stages=window_stages):
+            slot = start + tl.arange(0, BLOCK)
+            index = tl.load(indices + slot, mask=slot < window_end, other=-1)
+            valid = index >= 0
+            keys = unpack.load_rows(
+                window_values + index * WINDOW_STRIDE,
+                window_scales + index * WINDOW_SCALES,
+                valid,
+                WINDOW,
+                WIDTH,
+            )
+            top, total, sums = _attend_block(
+                query, keys, valid, start < window_end, top, total, sums
+            )
+        if ENTRIES != "none":
+            chosen = selected + row * selected_row
+            table = page_table + tl.load(req_of_row + row).to(tl.int64) * table_row
+            for start in tl.range(entry_begin, entry_end, BLOCK, num_stages=entry_stages):
+                slot = start + tl.arange(0, BLOCK)
+                entry = tl.load(chosen + slot, mask=slot < entry_end, other=-1)
+                valid = entry >= 0
+                entry = tl.maximum(entry, 0).to(tl.int32)
+                page = tl.load(table + entry // PER_PAGE, mask=valid, other=0)
+                place = entry % PER_PAGE
+                keys = unpack.load_rows(
+                    entry_values + (page * PAGE_STRIDE + place * ENTRY_STRIDE),
+                    entry_scales + (page * PAGE_SCALES + place * ENTRY_SCALES),
+                    valid,
+                    ENTRIES,
+                    WIDTH,
+                )
+                top, total, sums = _attend_block(
+                    query, keys, valid, start < entry_end, top, total, sums
+                )
+        if SPLIT:
+            at = (row * num_splits + split) * num_heads + head
+            tl.store(tops + at, top, mask=is_head)
+            tl.store(totals + at, total, mask=is_head)
+            at = partial + at[:, None] * WIDTH + channel
+            tl.store(at, sums, mask=is_head[:, None])
+        else:
+            bias = tl.load(sink + head, mask=is_head, other=0.0)
+            result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
+            at = out + (row * num_heads + head[:, None]) * WIDTH + channel
+            tl.store(at, result, mask=is_head[:, None])
+        query = tl.zeros([HEADS, WIDTH], tl.bfloat16)
+        following = row + tl.num_programs(0)
+        if following < num_rows:
+            query = _query(q, cos, sin, following, head, is_head, q_row, q_head, WIDTH, PAIRS)
+
+
+@triton.jit
+def _query(
+    q, cos, sin, row, head, is_head, q_row, q_head, WIDTH: tl.constexpr, PAIRS: tl.constexpr
+):
+    """Rotated queries ``[heads, WIDTH]`` of a row, bf16."""
+    at = q + row * q_row + head[:, None] * q_head + tl.arange(0, WIDTH)
+    query = tl.load(at, mask=is_head[:, None], other=0.0).to(tl.float32)
+    turn_cos, turn_sin = _angles(cos, sin, row, WIDTH, PAIRS)
+    return to_bf16(_rotate(query, turn_cos, turn_sin))
+
+
+@triton.jit
+def _attend_block(query, keys, valid, always, top, total, sums):
+    """A block of keys into the running maximum, denominator and weighted sums."""
+    HEADS: tl.constexpr = query.shape[0]
+    BLOCK: tl.constexpr = keys.shape[0]
+    factor: tl.constexpr = _LOG2_E / (query.shape[1] ** 0.5 * _UNIT)
+    scores = dot_bf16(query, tl.trans(keys), tl.zeros([HEADS, BLOCK], tl.float32))
+    scores = tl.where(valid[None, :], scores * factor, -float("inf"))
+    highest, shrink = top, top
+    weights = tl.zeros([HEADS, BLOCK], tl.bfloat16)
+    # The branch hides the second product from the first. Where it sees a chain, Triton gives a
+    # warpgroup all keys of 64 heads, for registers' sake, and two of them compute the same.
+    if always:
+        highest = tl.maximum(top, tl.max(scores, axis=1))
+        exact = tl.exp2(scores - highest[:, None])
+        shrink = tl.exp2(top - highest)
+        total = total * shrink + tl.sum(exact, axis=1)
+        weights = to_bf16(exact)
+    return highest, total, dot_bf16(weights, keys, sums * shrink[:, None])
+
+
+@triton.jit
+def _finish(sums, top, total, sink, cos, sin, row, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+    """Outputs ``[heads, WIDTH]``: divided by the denominator with the sink in it, rotated back."""
+    bias = tl.minimum(sink * _LOG2_E, 1e30)
+    highest = tl.maximum(top, bias)
+    shrink = tl.exp2(top - highest)
+    denominator = (total * shrink + tl.exp2(bias - highest)) * _UNIT
+    # Without a key and a sink there is none, and nothing to divide.
+    factor = shrink / tl.where(denominator == 0, 1.0, denominator)
+    turn_cos, turn_sin = _angles(cos, sin, row, WIDTH, PAIRS)
+    return to_bf16(_rotate(sums * factor[:, None], turn_cos, -turn_sin))
+
+
+@triton.jit
+def _angles(cos, sin, row, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+    """Cosines and sines ``[1, WIDTH / 2]`` of all channel pairs; those in front do not turn."""
+    pair = tl.arange(0, WIDTH // 2) - (WIDTH // 2 - PAIRS)
+    at = row * PAIRS + pair
+    turn_cos = tl.load(cos + at, mask=pair >= 0, other=1.0)
+    turn_sin = tl.load(sin + at, mask=pair >= 0, other=0.0)
+    return turn_cos[None, :], turn_sin[None, :]
+
+
+@triton.jit
+def _rotate(x, turn_cos, turn_sin):
+    """Adjacent channels of ``[n, WIDTH]`` as complex numbers, turned."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+    turned = tl.join(even * turn_cos - odd * turn_sin, even * turn_sin + odd * turn_cos)
+    return tl.reshape(turned, x.shape)
+
+
+@triton.jit
+def _merge(
+    partial,
+    tops,
+    totals,
+    cos,
+    sin,
+    sink,
+    out,
+    num_splits,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One head of a row: the sums of all its splits."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = row * tl.num_programs(1) + head
+    channel = tl.arange(0, WIDTH)[None, :]
+    split = tl.arange(0, BLOCK)
+    inside = split < num_splits
+    at = (row * num_splits + split) * tl.num_programs(1) + head
+    tops_of_splits = tl.load(tops + at, mask=inside, other=-1e30)
+    top = tl.max(tops_of_splits, axis=0, keep_dims=True)
+    weights = tl.exp2(tops_of_splits - top)
+    totals_of_splits = tl.load(totals + at, mask=inside, other=0.0)
+    total = tl.sum(weights * totals_of_splits, axis=0, keep_dims=True)
+    sums = tl.load(partial + at[:, None] * WIDTH + channel, mask=inside[:, None], other=0.0)
+    sums = tl.sum(sums * weights[:, None], axis=0, keep_dims=True)
+    bias = tl.load(sink + head)
+    result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
+    tl.store(out + place * WIDTH + channel, result)

@@ -1,0 +1,186 @@
+"""What comes before the experts' products: pairs sorted by expert, tiles of them, inputs as planes.
+
+All of it in one launch, with no sum that crosses programs: every program that belongs to an expert
+counts all ids itself, which is cheaper than waiting for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
+from leadline.kernels.triton.launch import bucket
+
+_BLOCK_CHANNELS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Work of a grouped product, as far as only the device knows it.
+
+    A pair is a row's choice of one expert: number ``row * k + slot`` of ids ``[m, k]``.
+
+    Attributes:
+        pairs: ``[m k]`` int32, pairs by expert, in their order within an expert.
+        spans: ``[capacity]`` int64, one a tile, -1 behind the last; see ``span``.
+    """
+
+    pairs: Tensor
+    spans: Tensor
+
+
+def prepare(
+    x: Tensor, ids: Tensor, *, num_experts: int, tile_size: int, quantizes: bool
+) -> tuple[Tiles, Tensor]:
+    """Tiles of each expert's pairs, and the inputs in four planes, rounded to MXFP8 if wanted.
+
+    Args:
+        x: ``[m, D]`` bf16, m at least 1.
+        ids: ``[m, k]`` int64 in -1 .. num_experts - 1; -1 belongs to no tile.
+        num_experts: E.
+        tile_size: pairs of a tile.
+        quantizes: round inputs to MXFP8 and back.
+
+    Returns:
+        Tiles, and ``[m, 4, D / 4]`` bf16: channel c at ``[c % 4, c // 4]``.
+    """
+    num_rows, width = x.shape
+    num_pairs = ids.numel()
+    capacity = min(num_pairs, num_experts + num_pairs // tile_size)
+    tiles = Tiles(
+        pairs=torch.empty(num_pairs, dtype=torch.int32, device=x.device),
+        spans=torch.empty(capacity, dtype=torch.int64, device=x.device),
+    )
+    planes = torch.empty(num_rows, 4, width // 4, dtype=x.dtype, device=x.device)
+    blocks = triton.cdiv(width, _BLOCK_CHANNELS)
+    _prepare[(num_experts + num_rows * blocks,)](
+        ids.contiguous(),
+        tiles.pairs,
+        tiles.spans,
+        num_pairs,
+        capacity,
+        x,
+        x.stride(0),
+        planes,
+        width,
+        NUM_EXPERTS=num_experts,
+        TILE=tile_size,
+        QUANTIZES=quantizes,
+        BLOCK_PAIRS=min(max(bucket(num_pairs), 128), 1024),
+        BLOCK_CHANNELS=_BLOCK_CHANNELS,
+    )
+    return tiles, planes
+
+
+@triton.jit
+def span(spans, tile):
+    """A tile's expert (int64), first place among ``Tiles.pairs`` and number of pairs.
+
+    One word, so that a program waits for memory once before it can ask for weights. The expert is
+    negative where there is no such tile.
+    """
+    word = tl.load(spans + tile)
+    return word >> 40, word.to(tl.int32), ((word >> 32) & 0xFF).to(tl.int32)
+
+
+@triton.jit
+def _prepare(
+    ids,
+    pairs,
+    spans,
+    num_pairs,
+    capacity,
+    x,
+    stride,
+    planes,
+    width,
+    NUM_EXPERTS: tl.constexpr,
+    TILE: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    """A program per expert, then one per row and block of channels."""
+    program = tl.program_id(0)
+    if program < NUM_EXPERTS:
+        _sort(ids, pairs, spans, num_pairs, capacity, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)
+    else:
+        blocks = tl.cdiv(width, BLOCK_CHANNELS)
+        row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
+        block = (program - NUM_EXPERTS) % blocks
+        _deal(x + row * stride, planes + row * width, width, block, QUANTIZES, BLOCK_CHANNELS)
+
+
+@triton.jit
+def _sort(
+    ids,
+    pairs,
+    spans,
+    num_pairs,
+    capacity,
+    expert,
+    NUM_EXPERTS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Places the pairs of one expert, and its tiles."""
+    BINS: tl.constexpr = max(triton.next_power_of_2(NUM_EXPERTS), 32)
+    bins = tl.arange(0, BINS)
+    sizes = tl.zeros((BINS,), tl.int32)
+    start = 0
+    while start < num_pairs:
+        chosen = _load_ids(ids, start, num_pairs, BLOCK)
+        sizes += tl.histogram(chosen, BINS, mask=chosen >= 0)
+        start += BLOCK
+    first = tl.sum(tl.where(bins < expert, sizes, 0))
+    end = first + tl.sum(tl.where(bins == expert, sizes, 0))
+    num_tiles = tl.cdiv(sizes, TILE)
+    tile = tl.sum(tl.where(bins < expert, num_tiles, 0))
+    place = first
+    while place < end:
+        size = tl.minimum(end - place, TILE).to(tl.int64)
+        tl.store(spans + tile, expert.to(tl.int64) << 40 | size << 32 | place)
+        tile += 1
+        place += TILE
+    if expert == NUM_EXPERTS - 1:
+        while tile < capacity:
+            rest = tile + tl.arange(0, BINS)
+            tl.store(spans + rest, -1, mask=rest < capacity)
+            tile += BINS
+    start, place = 0, first
+    while place < end:  # this expert's pairs may all have been seen before the last block
+        mine = (_load_ids(ids, start, num_pairs, BLOCK) == expert).to(tl.int32)
+        tl.store(pairs + place + tl.cumsum(mine) - 1, start + tl.arange(0, BLOCK), mask=mine != 0)
+        place += tl.sum(mine)
+        start += BLOCK
+
+
+@triton.jit
+def _load_ids(ids, start, num_pairs, BLOCK: tl.constexpr):
+    pair = start + tl.arange(0, BLOCK)
+    return tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+
+
+@triton.jit
+def _deal(x, planes, width, block, QUANTIZES: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of a row's channels, dealt out to the planes."""
+    channel = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + channel, mask=channel < width, other=0.0).to(tl.float32)
+    if QUANTIZES:
+        value = value.reshape(BLOCK // 32, 32)
+        value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
+    value = cast(value.reshape(BLOCK // 4, 2, 2), planes.dtype.element_ty)
+    even, odd = tl.split(value)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    at = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    quarter = width // 4
+    tl.store(planes + at, first, mask=at < quarter)
+    tl.store(planes + quarter + at, second, mask=at < quarter)
+    tl.store(planes + 2 * quarter + at, third, mask=at < quarter)
+    tl.store(planes + 3 * quarter + at, fourth, mask=at < quarter)

@@ -1,0 +1,237 @@
+"""Routed experts with MXFP4 weights, few tokens per expert or many (kernels.md 10).
+
+Four launches: ``expert_tiles.prepare``; gate and up with SwiGLU, the routing weight and the MXFP8
+rounding behind them; down, which leaves one row per pair; and the sum over a row's pairs, in order.
+Programs of the two products are (column block, tile of one expert's pairs), tiles running fastest,
+so that tiles of one expert meet in L2 and its weights come from memory once.
+
+Decode is a stream of weights. To keep 4.5 TB/s busy over some 800 ns of latency an H200 wants
+27 KB in flight on each SM, and twice that while programs start and end: 128 rows of 256 channels
+are 17 KB, three such stages are on their way in each of two resident programs. What is scarce then
+is instructions: 3.3 for a weight, where an SM can issue 3.9 in the time that memory takes for one.
+Prefill reuses an expanded weight for 64 or 128 tokens, and the products are what counts.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leadline.kernels.packed import LinearWeight, Weight
+from leadline.kernels.reference import experts as reference
+from leadline.kernels.triton.expert_tiles import prepare, span
+from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
+from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.mxfp4 import product
+
+
+def routed_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Weight,
+    w2: Weight,
+    *,
+    limit: float,
+    shared: Tensor | None = None,
+) -> Tensor:
+    """Packed stacks by these kernels; plain ones, of small test checkpoints, by the reference."""
+    if isinstance(w13, LinearWeight) or isinstance(w2, LinearWeight):
+        return reference.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
+    num_rows, per_row = ids.shape
+    num_experts, width, words = w2.codes.shape
+    hidden_width = 2 * words
+    dtype = torch.float32 if shared is None else x.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
+    if not num_rows:
+        return out
+    num_pairs = num_rows * per_row
+    tile_size = _tile_size(num_pairs // num_experts)
+    tiles, planes = prepare(
+        x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
+    )
+    capacity = len(tiles.spans)
+    sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
+    hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
+    gate_up, down = _STREAMING if tile_size <= 32 else _MULTIPLYING
+    gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
+        planes,
+        w13.codes.view(torch.uint16),
+        w13.scales,
+        weights.contiguous(),
+        tiles.pairs,
+        tiles.spans,
+        hidden,
+        limit,
+        PER_ROW=per_row,
+        QUANTIZES=w2.quantizes_input,
+        **sizes,
+    )
+    outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
+    down[lambda meta: (capacity, triton.cdiv(width, meta["BLOCK_D"]))](
+        hidden,
+        w2.codes.view(torch.uint16),
+        w2.scales,
+        tiles.pairs,
+        tiles.spans,
+        outputs,
+        **sizes,
+    )
+    if shared is not None:
+        shared = shared.contiguous()
+    block = min(triton.next_power_of_2(width), 1024)
+    _sum_pairs[(num_rows, triton.cdiv(width, block))](
+        outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
+    )
+    return out
+
+
+def _tile_size(mean: int) -> int:
+    """Pairs of a tile, from those of an expert if all are chosen alike.
+
+    Expanding weights costs a tile about as much as multiplying them by 64 tokens. Below, one tile
+    an expert is best, so twice the mean; above, the price goes by the width, so tiles are to be
+    full.
+    """
+    return 128 if mean > 96 else min(max(bucket(2 * mean), 16), 64)
+
+
+@triton.jit
+def _gate_up(
+    planes,
+    codes,
+    scales,
+    weights,
+    pairs,
+    spans,
+    hidden,
+    limit,
+    batch,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Hidden columns of one tile of pairs; ``batch`` is a key of tuning only."""
+    expert, first, size = span(spans, tl.program_id(0))
+    if expert < 0:
+        return
+    place = first + tl.arange(0, TILE)
+    live = tl.arange(0, TILE) < size
+    pair = tl.load(pairs + place, mask=live, other=0)
+    # Gate rows, then the up rows of the same columns: one product, and both of a column are here.
+    row = tl.arange(0, 2 * BLOCK_F)
+    column = tl.program_id(1) * BLOCK_F + row % BLOCK_F
+    output = tl.minimum(column, F - 1) + row // BLOCK_F * F
+    total = product(
+        codes + expert * (2 * F * (D // 4)),
+        scales + expert * (2 * F * (D // 32)),
+        output,
+        planes,
+        (pair // PER_ROW).to(tl.int64),
+        live,
+        D,
+        BLOCK_K,
+    )
+    total = to_bf16(total).to(tl.float32)
+    gate, up = tl.split(total.reshape(2, BLOCK_F, TILE).permute(1, 2, 0))
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+    # The weight counts before the rounding (v41-model 5.3).
+    weight = tl.load(weights + pair, mask=live, other=0.0).to(tl.float32)
+    value = to_bf16(gate * tl.sigmoid(gate) * up * weight[None, :])
+    if QUANTIZES:
+        blocks = value.to(tl.float32).reshape(BLOCK_F // 32, 32, TILE)
+        blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])
+        value = to_bf16(blocks.reshape(BLOCK_F, TILE))
+    column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    at = place.to(tl.int64)[None, :] * F + (column % 4 * (F // 4) + column // 4)[:, None]
+    tl.store(hidden + at, value, mask=(column < F)[:, None] & live[None, :])
+
+
+@triton.jit
+def _down(
+    hidden,
+    codes,
+    scales,
+    pairs,
+    spans,
+    outputs,
+    batch,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Output columns of one tile of pairs, each pair's row at its own place."""
+    expert, first, size = span(spans, tl.program_id(0))
+    if expert < 0:
+        return
+    place = first + tl.arange(0, TILE)
+    live = tl.arange(0, TILE) < size
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    total = product(
+        codes + expert * (D * (F // 4)),
+        scales + expert * (D * (F // 32)),
+        tl.minimum(column, D - 1),
+        hidden,
+        place.to(tl.int64),
+        live,
+        F,
+        BLOCK_K,
+    )
+    pair = tl.load(pairs + place, mask=live, other=0).to(tl.int64)
+    at = pair[None, :] * D + column[:, None]
+    tl.store(outputs + at, to_bf16(total), mask=(column < D)[:, None] & live[None, :])
+
+
+@triton.jit
+def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a token's pairs in their order, but for expert -1, then its row of ``shared``."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in tl.static_range(PER_ROW):
+        pair = row * PER_ROW + slot
+        there = (column < width) & (tl.load(ids + pair) >= 0)
+        total += tl.load(outputs + pair * width + column, mask=there, other=0.0).to(tl.float32)
+    at = row * width + column
+    if shared is not None:
+        total += tl.load(shared + at, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(out + at, cast(total, out.dtype.element_ty), mask=column < width)
+
+
+def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunction, ...]:
+    """Both products, tuned over (rows of a product, BLOCK_K, warps, stages)."""
+    key = ["D", "F", "TILE", "batch"]
+    gate_up = [
+        triton.Config({"BLOCK_F": rows // 2, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        for rows, k, warps, stages in configs
+    ]
+    down = [
+        triton.Config({"BLOCK_D": rows, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        for rows, k, warps, stages in configs
+    ]
+    return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
+
+
+# A stage holds 128 channels at least: an asynchronous copy takes four bytes, scales of 128. Of n
+# stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just fit
+# on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
+_STREAMING = _variants(
+    [
+        (64, 128, 2, 5),
+        (64, 256, 4, 4),
+        (64, 512, 4, 3),
+        (128, 128, 4, 5),
+        (128, 256, 4, 4),
+        (128, 256, 8, 4),
+    ]
+)
+_MULTIPLYING = _variants([(128, 128, 4, 3), (128, 128, 8, 3), (256, 128, 8, 3), (256, 128, 8, 4)])

@@ -1,0 +1,27 @@
+"""The output projection of attention: one matrix per group, then one for all (kernels.md 9)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from leadline.kernels.packed import Weight
+from leadline.kernels.reference import linear as reference
+from leadline.kernels.triton.linear import as_group, is_fp8, linear
+from leadline.kernels.triton.packed_matmul import packed_matmul
+
+
+def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
+    """Groups are blocks of one launch."""
+    if not is_fp8(weight):
+        return reference.grouped_linear(x, weight)
+    groups = weight.shape[0]
+    return packed_matmul(x, weight, rounds_input=False).unflatten(1, (groups, -1))
+
+
+def output_projection(x: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
+    """Between the products, rows are rounded for the second one where the first one ends."""
+    grouped = x.flatten(1).unflatten(1, (wo_a.shape[0], -1))
+    if not (is_fp8(wo_a) and is_fp8(wo_b)):
+        return linear(grouped_linear(grouped, wo_a).flatten(1), wo_b)
+    z = packed_matmul(grouped, wo_a, rounds_input=False, rounds_output=wo_b.quantizes_input)
+    return packed_matmul(z.unsqueeze(1), as_group(wo_b), rounds_input=False)

@@ -1,0 +1,59 @@
+"""Activations rounded to MXFP8 and back: what packed products do to their input (v41-model 7.3)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leadline.kernels.triton.formats import (
+    absmax,
+    decode_e4m3,
+    decode_ue8m0,
+    encode_e4m3,
+    fp8_32_scale,
+    reciprocal_of_scale,
+    to_bf16,
+)
+from leadline.kernels.triton.launch import NATIVE_CASTS
+
+_BLOCK = 2048
+
+
+def round_trip_fp8_32(x: Tensor) -> Tensor:
+    """bf16 ``[..., n]`` with n a multiple of 32 -> the same shape, contiguous."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        _round_trip[(triton.cdiv(x.numel(), _BLOCK),)](x, out, x.numel(), _BLOCK, num_warps=4)
+    return out
+
+
+@triton.jit
+def _round_trip(x, out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+    tl.store(out + at, on_fp8_32_grid(value.reshape(1, BLOCK)).reshape(BLOCK), mask=at < size)
+
+
+@triton.jit
+def on_fp8_32_grid(x):
+    """Float32 ``[rows, n]`` -> bf16, each block of 32 along n quantised to MXFP8 and back: exact.
+
+    NaN and infinity make their own block NaN.
+    """
+    rows: tl.constexpr = x.shape[0]
+    width: tl.constexpr = x.shape[1]
+    blocks = x.reshape(rows, width // 32, 32)
+    exponents = fp8_32_scale(absmax(blocks, 2))
+    codes = encode_e4m3(blocks * reciprocal_of_scale(exponents)[:, :, None])
+    values = _decoded(codes) * decode_ue8m0(exponents)[:, :, None]
+    return to_bf16(values.reshape(rows, width))
+
+
+@triton.jit
+def _decoded(codes):
+    if NATIVE_CASTS:
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    return decode_e4m3(codes)

@@ -1,0 +1,256 @@
+"""The best of each row, as ascending positions (kernels.md 7).
+
+A tournament: a row longer than ``_LONGEST`` is reduced to the maxima of groups of neighbours, once
+or twice. The k best entries lie in the k best groups, ties included: whichever group stands before
+another by its maximum, then by its place, has an entry that stands before all of the other's. So
+the best groups are chosen, their members looked at, and the best of those chosen, by one program a
+row at a few thousand values a round, whatever the scores are. All SMs read a long row together.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leadline.core.errors import ConfigError
+
+_LONGEST = 16384  # values among which a program chooses at once
+_TILE = 8192  # columns whose maxima a program finds
+
+
+def select_top_k(scores: Tensor, k: int) -> Tensor:
+    """Two launches, or one for short rows.
+
+    Raises:
+        ConfigError: rows are too long for this k: with k up to 1024 longer than 4 M, with 2048
+            than 1 M.
+    """
+    width = min(k, scores.shape[1])
+    return _chosen(_levels(scores, width), width)
+
+
+def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
+    """``select_top_k``, which looks its choices up in the list of blocks."""
+    width = min(k, scores.shape[1])
+    return _chosen(_levels(scores, width), width, blocks, block_size)
+
+
+def select_candidate_blocks(
+    scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
+) -> Tensor:
+    """Blocks are groups whose newest is worth most; two launches. Their size is a power of two."""
+    width = min(topk_blocks, triton.cdiv(scores.shape[1], block_size))
+    best = _maxima(scores, block_size, _group(width), visible)
+    return _chosen(best[:1] if best[0].shape[1] <= _LONGEST else best, width)
+
+
+def _group(k: int) -> int:
+    """Values of a group: k groups have at most ``_LONGEST``."""
+    return max(1, min(16, _LONGEST // triton.next_power_of_2(max(k, 1))))
+
+
+def _levels(scores: Tensor, k: int) -> list[Tensor]:
+    """The scores and, above them, the maxima of groups and of groups of groups."""
+    if scores.shape[1] <= _LONGEST:
+        return [scores]
+    best = _maxima(scores, _group(k), _group(k))
+    return [scores, *(best[:1] if best[0].shape[1] <= _LONGEST else best)]
+
+
+def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = None) -> list[Tensor]:
+    """Maxima of groups of ``first`` columns, and of groups of ``second`` of those; NaN is -inf.
+
+    With ``visible``, the first group of entry ``visible - 1`` becomes infinite.
+    """
+    rows, columns = scores.shape
+    count = triton.cdiv(columns, first)
+    best = scores.new_empty(rows, count)
+    best_of_best = scores.new_empty(rows, triton.cdiv(count, second))
+    if rows:
+        _group_maxima[(triton.cdiv(columns, _TILE), rows)](
+            *(scores, visible, best, best_of_best),
+            *(scores.stride(0), columns, count, best_of_best.shape[1]),
+            FIRST=first,
+            SECOND=second,
+            TILE=_TILE,
+            num_warps=8,
+        )
+    return [best, best_of_best]
+
+
+@triton.jit
+def _group_maxima(
+    scores,
+    visible,
+    best,
+    best_of_best,
+    stride,
+    columns,
+    count,
+    count_above,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Both levels of maxima of one tile of a row."""
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    x = tl.load(scores + row * stride + column, mask=column < columns, other=-float("inf"))
+    x = x.to(tl.float32)
+    x = tl.where(x == x, x, -float("inf"))
+    x = tl.max(x.reshape(TILE // FIRST, FIRST), axis=1)
+    place = tl.program_id(0) * (TILE // FIRST) + tl.arange(0, TILE // FIRST)
+    if visible is not None:
+        seen = tl.load(visible + row)
+        x = tl.where((place == (seen - 1) // FIRST) & (seen > 0), float("inf"), x)
+    # Maxima are values of the scores' type: nothing is rounded.
+    tl.store(best + row * count + place, x.to(best.dtype.element_ty), mask=place < count)
+    x = tl.max(x.reshape(TILE // FIRST // SECOND, SECOND), axis=1)
+    place = tl.program_id(0) * (TILE // FIRST // SECOND) + tl.arange(0, TILE // FIRST // SECOND)
+    inside = place < count_above
+    tl.store(best_of_best + row * count_above + place, x.to(best.dtype.element_ty), mask=inside)
+
+
+def _chosen(
+    levels: list[Tensor], k: int, blocks: Tensor | None = None, block_size: int = 1
+) -> Tensor:
+    """The k best of the lowest level, through those above."""
+    rows, columns = levels[0].shape
+    group = _group(k)
+    chosen = torch.empty(rows, k, dtype=torch.int64, device=levels[0].device)
+    top = levels[-1].shape[1]
+    if top > _LONGEST:
+        raise ConfigError(
+            f"a row of {columns} scores is too long to select {k} of; "
+            f"at most {_LONGEST * group ** (len(levels) - 1)} are possible"
+        )
+    if rows and k:
+        sizes = [(level, level.stride(0), level.shape[1]) for level in levels]
+        low, middle, high = sizes + sizes[-1:] * (3 - len(sizes))
+        at_once = triton.next_power_of_2(top)
+        width = triton.next_power_of_2(k)
+        most = max(at_once, width * group if len(levels) > 1 else 1)
+        _choose_rows[(rows,)](
+            *(*low, *middle, *high, chosen, blocks),
+            *(0 if blocks is None else blocks.stride(0), k),
+            LEVELS=len(levels),
+            TOP=at_once,
+            WIDTH=width,
+            GROUP=group,
+            BLOCK_SIZE=block_size,
+            num_warps=min(max(most // 512, 4), 32),  # sixteen values a thread
+        )
+    return chosen
+
+
+@triton.jit
+def _choose_rows(
+    low,
+    low_stride,
+    low_count,
+    middle,
+    middle_stride,
+    middle_count,
+    high,
+    high_stride,
+    high_count,
+    chosen,
+    blocks,
+    blocks_stride,
+    k,
+    LEVELS: tl.constexpr,
+    TOP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Choose among the highest of LEVELS, then among the members of what was chosen."""
+    row = tl.program_id(0).to(tl.int64)
+    out = chosen + row * k
+    listed = blocks
+    if blocks is not None:
+        listed = blocks + row * blocks_stride
+    place = tl.arange(0, TOP)
+    keys = _load_keys(high + row * high_stride, high_count, place)
+    # Not fewer than k groups of neighbours reach the least of their maxima.
+    best = tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1)
+    floor, ceiling = tl.min(best), tl.max(best)
+    last = None if LEVELS > 1 else listed
+    floor = _choose(keys, place, floor, ceiling, False, k, out, last, BLOCK_SIZE)
+    if LEVELS == 3:
+        place = _members(out, k, WIDTH, GROUP)
+        keys = _load_keys(middle + row * middle_stride, middle_count, place)
+        floor = _choose(keys, place, floor, ceiling, True, k, out, None, BLOCK_SIZE)
+    if LEVELS >= 2:
+        place = _members(out, k, WIDTH, GROUP)
+        keys = _load_keys(low + row * low_stride, low_count, place)
+        _choose(keys, place, floor, ceiling, True, k, out, listed, BLOCK_SIZE)
+
+
+@triton.jit
+def _members(chosen, k, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """Positions in the chosen groups, ascending; negative where none was chosen."""
+    tl.debug_barrier()  # other threads wrote them
+    slot = tl.arange(0, WIDTH)
+    group = tl.load(chosen + slot, mask=slot < k, other=-1).to(tl.int32)
+    tl.debug_barrier()  # before they are written over
+    place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return place.reshape(WIDTH * GROUP)
+
+
+@triton.jit
+def _load_keys(values, count, place):
+    """Integers that order as the values do; 0 for NaN, -inf and what does not exist."""
+    x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
+    x = x.to(tl.float32) + 0.0  # one zero
+    bits = x.to(tl.uint32, bitcast=True)
+    keys = tl.where(x < 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    keys = tl.where(x > -float("inf"), keys, 0)
+    if values.dtype.element_ty == tl.bfloat16:
+        return (keys >> 16).to(tl.int32)
+    else:  # noqa: RET505  # a compiled function has one type of result
+        return keys
+
+
+@triton.jit
+def _choose(
+    keys, place, floor, ceiling, NEAR: tl.constexpr, k, out, blocks, BLOCK_SIZE: tl.constexpr
+):
+    """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
+
+    ``floor`` is 0, or a key that at least k reach; none is above ``ceiling``. Returns a floor of
+    the members of what is chosen. NEAR says that hardly more than k are expected to reach it.
+    """
+    step = (ceiling - floor + 1) // 2
+    strides = NEAR  # ever longer ones, until one is too long; from there on, and otherwise, halves
+    if NEAR:
+        step = tl.minimum(step, 1)
+    while floor < ceiling:
+        middle = floor + tl.minimum(step, ceiling - floor)
+        if keys.dtype == tl.int32:  # 16 bits: a sign instead of a comparison, which takes longer
+            reach = -tl.sum((middle - 1 - keys) >> 31)
+        else:
+            reach = tl.sum((keys >= middle).to(tl.int32))
+        strides = strides & (reach >= k)
+        floor = tl.where(reach >= k, middle, floor)
+        ceiling = tl.where(reach > k, ceiling, tl.where(reach == k, middle, middle - 1))
+        step = tl.where(strides, step * 2, (ceiling - floor + 1) // 2)
+    above = (keys > floor).to(tl.int32)
+    equal = ((keys == floor) & (keys > 0)).to(tl.int32)
+    both = above + (equal << 16)  # in one scan: neither count exceeds 2^14
+    until, total = tl.cumsum(both, axis=0), tl.sum(both)
+    skipped = tl.maximum((total >> 16) + (total & 0xFFFF) - k, 0)
+    chosen = (above > 0) | ((equal > 0) & ((until >> 16) > skipped))
+    slot = (until & 0xFFFF) + tl.maximum((until >> 16) - skipped, 0) - 1
+    found = place.to(tl.int64)
+    if blocks is not None:
+        block = tl.load(blocks + place // BLOCK_SIZE, mask=chosen, other=0)
+        found = block * BLOCK_SIZE + place % BLOCK_SIZE
+    tl.store(out + slot, found, mask=chosen)
+    slot = tl.arange(0, place.shape[0])
+    filled = (total & 0xFFFF) + (total >> 16) - skipped
+    nothing = tl.full(slot.shape, -1, tl.int64)
+    tl.store(out + slot, nothing, mask=(slot >= filled) & (slot < k))
+    return floor

@@ -1,0 +1,185 @@
+"""Index queries and scores, at every edge of kernels.md 5 and 6, against their definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
+from leadline.kernels.reference import indexer as reference
+from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.triton import indexer
+from tests.kernels.reference.test_indexer import stored_keys
+
+HEADS, WIDTH, PER_PAGE = 4, 64, 16
+EXACT = pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+
+
+def queries(rows: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """On the grid of the keys; weights of both signs."""
+    q = torch.randn(rows, heads, WIDTH, device=device).bfloat16()
+    weights = torch.randn(rows, heads, device=device).bfloat16()
+    return round_trip_fp4_32(q), weights
+
+
+def paged_keys(keys: Tensor, device: torch.device) -> tuple[RecordField, Tensor]:
+    """As the cache lays them out: the values of a page, then its scales."""
+    field, table = stored_keys(keys, Record.FP4_32, PER_PAGE)
+    assert field.scales is not None
+    data = torch.cat((field.values.flatten(1), field.scales.flatten(1)), dim=1).to(device)
+    values, scales = data.split((PER_PAGE * WIDTH // 2, PER_PAGE * WIDTH // 32), dim=1)
+    field = dataclasses.replace(
+        field,
+        values=values.unflatten(1, (PER_PAGE, -1)),
+        scales=scales.unflatten(1, (PER_PAGE, -1)),
+    )
+    return field, table.to(device)
+
+
+def score(module: Any, made: tuple[Any, ...], columns: int, *, exact: bool) -> Tensor:
+    scores: Tensor = module.index_logits(*made, columns, exact_rounding=exact)
+    return scores
+
+
+def check(made: tuple[Any, ...], columns: int, *, exact: bool, differing: float = 0.01) -> None:
+    """Products are exact, so only the order of the sums may move a last bit."""
+    actual = score(indexer, made, columns, exact=exact)
+    wanted = score(reference, made, columns, exact=exact)
+    agree(actual, wanted, differing)
+
+
+def agree(actual: Tensor, wanted: Tensor, differing: float = 0.01) -> None:
+    assert actual.dtype == wanted.dtype == torch.bfloat16
+    assert torch.equal(actual == -math.inf, wanted == -math.inf)
+    torch.testing.assert_close(actual, wanted, rtol=2**-7, atol=1e-3)
+    assert (actual != wanted).float().mean() <= differing
+
+
+@pytest.mark.parametrize("rope", [32, 64])
+def test_prepared_queries_are_rotated_and_rounded(device: torch.device, rope: int) -> None:
+    q = 3 * torch.randn(5, 3, WIDTH, device=device).bfloat16()
+    q[1] *= 2.0 ** torch.randint(-20, 20, q[1].shape, device=device)
+    q[2], q[3] = 0, math.nan
+    angle = torch.rand(5, rope // 2, device=device) * 6.3
+    wanted = reference.prepare_index_query(q, angle.cos(), angle.sin())
+    actual = indexer.prepare_index_query(q, angle.cos(), angle.sin())
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
+    actual, wanted = indexer.quantize_index_query(q), round_trip_fp4_32(q)
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@EXACT
+@pytest.mark.parametrize("heads", [4, 20])
+def test_decoding_rows_of_every_length(device: torch.device, heads: int, exact: bool) -> None:
+    """Lengths 0, 1, at the edges of pages and tiles, and wildly different ones in one batch."""
+    lengths = [0, 1, 15, 16, 17, 63, 64, 65, 200]
+    m = len(lengths)
+    keys = paged_keys(torch.randn(m, 200, WIDTH), device)
+    visible = torch.tensor(lengths, device=device)
+    rows = (*keys, torch.arange(m, device=device), visible)
+    check((*queries(m, heads, device), *rows), 200, exact=exact)
+
+
+@EXACT
+def test_prefill_rows_of_several_requests(device: torch.device, exact: bool) -> None:
+    """Tiles of rows hold two requests, and padding behind the last rows, which see nothing."""
+    keys = paged_keys(torch.randn(3, 150, WIDTH), device)
+    request = torch.tensor([0] * 6 + [2] * 5 + [0] * 2, device=device)
+    visible = torch.tensor([60, 61, 62, 63, 64, 65, 1, 2, 0, 130, 150, 0, 0], device=device)
+    made = (*queries(13, HEADS, device), *keys, request, visible)
+    actual = score(indexer, made, 150, exact=exact)
+    live = tuple(part[:11] for part in (made[0], made[1], request, visible))
+    wanted = score(reference, (*live[:2], *keys, *live[2:]), 150, exact=exact)
+    agree(actual[:11], wanted)
+    assert bool((actual[11:] == -math.inf).all())
+
+
+def test_block_scales_may_span_many_octaves(device: torch.device) -> None:
+    """Sums of FP8 tensor cores keep some 14 bits, so here more of them fall to another side."""
+    wide = torch.randn(1, 100, 2, 32) * 2.0 ** torch.randint(-9, 9, (1, 100, 2, 1))
+    wide[0, :5] *= 2.0 ** torch.tensor([[-70.0], [60.0]])
+    wide[0, 7], wide[0, 8, 1] = 0, 0
+    keys = paged_keys(wide.flatten(2), device)
+    q, weights = queries(2, HEADS, device)
+    q[1, :, :32] *= 2.0**-12
+    rows = (torch.zeros(2, dtype=torch.int64, device=device), torch.tensor([100, 90]).to(device))
+    check((q, weights, *keys, *rows), 100, exact=True, differing=0.1)
+
+
+def test_what_lies_beyond_is_not_read_into_results(device: torch.device) -> None:
+    """Pages that nobody sees, the rest of the last page and the padding of a table are poisoned."""
+    keys, table = paged_keys(torch.randn(2, 48, WIDTH), device)
+    visible = torch.tensor([20, 3], device=device)
+    made = (*queries(2, HEADS, device), keys, table, torch.arange(2, device=device), visible)
+    clean = score(indexer, made, 40, exact=True)
+    assert keys.scales is not None
+    for request, first in enumerate(visible.tolist()):
+        for j in range(first, 48):
+            keys.values[table[request, j // PER_PAGE], j % PER_PAGE] = 255
+            keys.scales[table[request, j // PER_PAGE], j % PER_PAGE] = 255
+    table[1, 1:] = 0
+    assert torch.equal(score(indexer, made, 40, exact=True), clean)
+
+
+def test_broken_rows_and_keys_stay_alone(device: torch.device) -> None:
+    keys, table = paged_keys(torch.randn(1, 40, WIDTH), device)
+    q, weights = queries(3, HEADS, device)
+    rows = (torch.zeros(3, dtype=torch.int64, device=device), torch.full((3,), 40, device=device))
+    clean = score(indexer, (q, weights, keys, table, *rows), 40, exact=True)
+    q[1] = math.nan
+    assert keys.scales is not None
+    keys.scales[table[0, 1], 3] = 255
+    actual = score(indexer, (q, weights, keys, table, *rows), 40, exact=True)
+    assert bool(actual[1].isnan().all())
+    assert bool(actual[:, PER_PAGE + 3].isnan().all())
+    kept = torch.arange(40, device=device) != PER_PAGE + 3
+    assert torch.equal(actual[::2, kept], clean[::2, kept])
+
+
+def test_no_rows_and_no_entries(device: torch.device) -> None:
+    keys, table = paged_keys(torch.randn(1, 16, WIDTH), device)
+    for rows, columns in ((0, 16), (2, 0)):
+        none = torch.zeros(rows, dtype=torch.int64, device=device)
+        made = (*queries(rows, HEADS, device), keys, table, none, none)
+        assert score(indexer, made, columns, exact=True).shape == (rows, columns)
+
+
+def test_plain_keys_run_by_reference(device: torch.device) -> None:
+    field, table = stored_keys(torch.randn(1, 20, WIDTH), Record.BFLOAT16, PER_PAGE)
+    field = RecordField(field.record, field.values.to(device), None)
+    none = torch.zeros(2, dtype=torch.int64, device=device)
+    q, weights = queries(2, HEADS, device)
+    check((q, weights, field, table.to(device), none, none + 20), 20, exact=True)
+    blocks = torch.tensor([[0, 2], [1, -1]], device=device)
+    candidates = (q, weights, field, table.to(device), none, blocks, none + 20)
+    options: dict[str, Any] = {"block_size": 8, "exact_rounding": True}
+    agree(
+        indexer.candidate_logits(*candidates, **options),
+        reference.candidate_logits(*candidates, **options),
+    )
+
+
+@EXACT
+@pytest.mark.parametrize("kept", [1, 5, 30])
+def test_candidates_equal_dense_scores(device: torch.device, kept: int, exact: bool) -> None:
+    """One block, some, and more than there are; the newest block is partly visible."""
+    keys = paged_keys(torch.randn(4, 200, WIDTH), device)
+    visible = torch.tensor([200, 0, 99, 5], device=device)
+    paged = (*queries(4, HEADS, device), *keys, torch.arange(4, device=device))
+    dense = score(indexer, (*paged, visible), 200, exact=exact)
+    blocks = reference.select_candidate_blocks(dense, visible, block_size=8, topk_blocks=kept)
+    options: dict[str, Any] = {"block_size": 8, "exact_rounding": exact}
+    scores = indexer.candidate_logits(*paged, blocks, visible, **options)
+    agree(scores, reference.candidate_logits(*paged, blocks, visible, **options))
+    entries = (blocks.unsqueeze(2) * 8 + torch.arange(8, device=device)).flatten(1)
+    there = (entries >= 0) & (entries < visible.unsqueeze(1))
+    wanted = dense.gather(1, entries.clamp(0, 199)).masked_fill(~there, -math.inf)
+    assert torch.equal(scores, wanted)

@@ -1,0 +1,199 @@
+"""Products with packed weights against their definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from leadline.kernels.packed import LinearWeight, PackedWeight, WeightFormat
+from leadline.kernels.reference import experts as reference_experts
+from leadline.kernels.reference import linear as reference
+from leadline.kernels.reference import quant as reference_quant
+from leadline.kernels.triton import grouped_linear, linear, packed_matmul, quant, shared_expert
+
+ONE = 0x38  # as an E4M3 code
+
+
+def packed(*shape: int, device: torch.device, quantizes_input: bool = True) -> PackedWeight:
+    """Random codes without NaN, scales as trained weights have them."""
+    codes = torch.randint(256, shape, device=device, dtype=torch.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    *groups, rows, width = shape
+    tiles = (*groups, -(-rows // 32), -(-width // 32))
+    scales = torch.randint(113, 121, tiles, device=device, dtype=torch.uint8)
+    return PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, quantizes_input)
+
+
+def tokens(*shape: int, device: torch.device) -> Tensor:
+    """A hundredth of the channels thirty times as large (kernels.md 0.4)."""
+    large = 1 + 29.0 * (torch.rand(shape[-1], device=device) < 0.01)
+    return (torch.randn(shape, device=device) * large).bfloat16()
+
+
+def exact(x: Tensor, weight: PackedWeight) -> Tensor:
+    """The product in float64, of ``[m, in]`` or ``[m, G, in]``."""
+    if weight.quantizes_input:
+        x = reference_quant.round_trip_fp8_32(x)
+    dense = dataclasses.replace(weight, dtype=torch.float64).dense
+    return torch.einsum("m...i,...oi->m...o", x.double(), dense)
+
+
+def assert_close(actual: Tensor, wanted: Tensor, *, error: float = 2.5e-3) -> None:
+    assert actual.dtype is torch.bfloat16
+    assert actual.shape == wanted.shape
+    assert (actual.double() - wanted.double()).norm() <= error * wanted.double().norm()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 63, 64, 65, 129])
+def test_any_number_of_tokens(device: torch.device, count: int) -> None:
+    x, weight = tokens(count, 64, device=device), packed(64, 64, device=device)
+    assert_close(linear.linear(x, weight), exact(x, weight))
+
+
+@pytest.mark.parametrize("count", [1, 70])
+@pytest.mark.parametrize(
+    ("rows", "width"), [(1, 32), (100, 96), (33, 160)], ids=lambda size: f"{size}"
+)
+def test_any_shape(device: torch.device, count: int, rows: int, width: int) -> None:
+    x, weight = tokens(count, width, device=device), packed(rows, width, device=device)
+    assert_close(linear.linear(x, weight), exact(x, weight))
+
+
+def test_a_narrow_matrix_is_cut_along_its_input(device: torch.device) -> None:
+    x, weight = tokens(2, 1280, device=device), packed(64, 1280, device=device)
+    assert_close(linear.linear(x, weight), exact(x, weight))
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 70])
+def test_input_is_rounded_as_by_the_reference(device: torch.device, count: int) -> None:
+    """The identity gives the input as the product saw it."""
+    x = tokens(count, 64, device=device)
+    codes = (ONE * torch.eye(64, device=device)).to(torch.uint8)
+    scales = torch.full((2, 2), 127, dtype=torch.uint8, device=device)
+    weight = PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32)
+    assert torch.equal(linear.linear(x, weight), reference_quant.round_trip_fp8_32(x))
+
+
+@pytest.mark.parametrize("count", [32, 64, 96], ids=lambda n: f"{n} tokens")
+def test_weights_are_exact(device: torch.device, count: int) -> None:
+    """The identity as input gives the weights: all codes, at scales from tiny to absurd."""
+    row = torch.arange(256, device=device, dtype=torch.uint8)
+    codes = row.unsqueeze(1).expand(-1, 96).clone()
+    codes[codes & 0x7F == 0x7F] = 0
+    scales = torch.tensor([30, 60, 105, 113, 127, 140, 150, 154], dtype=torch.uint8, device=device)
+    scales = scales[torch.randint(8, (8, 3))]
+    weight = PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, quantizes_input=False)
+    x = torch.eye(96, device=device, dtype=torch.bfloat16)[:count]
+    assert torch.equal(linear.linear(x, weight), weight.dense.T[:count])
+
+
+def test_zero_tiles_may_have_any_scale(device: torch.device) -> None:
+    x, weight = tokens(3, 96, device=device), packed(64, 96, device=device)
+    weight.scales[0] = torch.tensor([0, 254, 120])
+    weight.codes[:32, 32:64] = 0
+    weight.codes[40:] = 0
+    actual = linear.linear(x, weight)
+    assert_close(actual, exact(x, weight))
+    assert not actual[:, 40:].any()
+
+
+@pytest.mark.parametrize("count", [5, 70])
+def test_broken_rows_stay_alone(device: torch.device, count: int) -> None:
+    x, weight = tokens(count, 64, device=device), packed(64, 64, device=device)
+    wanted = linear.linear(x, weight)
+    x[0], x[2, 3] = torch.nan, torch.inf
+    actual = linear.linear(x, weight)
+    assert torch.equal(actual[[1, 3, 4]], wanted[[1, 3, 4]])
+    assert not actual[[0, 2]].isfinite().any()
+
+
+def test_long_prompts_are_multiplied_by_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_matmul, "_EXPANDED_FROM", 10)
+    x, weight = tokens(12, 160, device=device), packed(72, 160, device=device)
+    assert_close(linear.linear(x, weight), exact(x, weight))
+    groups = packed(2, 64, 96, device=device, quantizes_input=False)
+    x = tokens(12, 2, 96, device=device)
+    assert_close(grouped_linear.grouped_linear(x, groups), exact(x, groups))
+    dense = packed_matmul._expand(groups)
+    assert torch.equal(dense, groups.dense)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 70])
+def test_grouped_linear(device: torch.device, count: int) -> None:
+    """Two of four groups, as a rank of two holds them; rows with padding between them."""
+    weight = packed(4, 32, 96, device=device, quantizes_input=False)
+    part = dataclasses.replace(weight, codes=weight.codes[2:], scales=weight.scales[2:])
+    x = tokens(count, 4, 112, device=device)[:, :2, :96]
+    assert_close(grouped_linear.grouped_linear(x, part), exact(x, part))
+
+
+@pytest.mark.parametrize("count", [0, 1, 12])
+def test_output_projection(device: torch.device, count: int) -> None:
+    wo_a = packed(2, 64, 64, device=device, quantizes_input=False)
+    wo_b = packed(96, 128, device=device)
+    x = tokens(count, 4, 32, device=device)
+    actual = grouped_linear.output_projection(x, wo_a, wo_b)
+    z = reference.grouped_linear(x.reshape(count, 2, 64), wo_a).flatten(1)
+    # A sum in another order may take a value to the next step of the MXFP8 grid.
+    assert_close(actual, reference.linear(z, wo_b), error=1e-2)
+
+
+def test_output_projection_rounds_between_its_products(device: torch.device) -> None:
+    """The identity behind the groups shows what the second product is given."""
+    wo_a = packed(2, 32, 64, device=device, quantizes_input=False)
+    codes = (ONE * torch.eye(64, device=device)).to(torch.uint8)
+    scales = torch.full((2, 2), 127, dtype=torch.uint8, device=device)
+    wo_b = PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32)
+    x = tokens(3, 4, 32, device=device)
+    z = grouped_linear.grouped_linear(x.reshape(3, 2, 64), wo_a).flatten(1)
+    actual = grouped_linear.output_projection(x, wo_a, wo_b)
+    assert torch.equal(actual, reference_quant.round_trip_fp8_32(z))
+
+
+@pytest.mark.parametrize("count", [0, 1, 12])
+def test_shared_expert(device: torch.device, count: int) -> None:
+    w13, w2 = packed(2 * 96, 64, device=device), packed(64, 96, device=device)
+    x = tokens(count, 64, device=device)
+    actual = shared_expert.shared_expert(x, w13, w2, limit=10.0)
+    assert_close(actual, reference_experts.shared_expert(x, w13, w2, limit=10.0), error=1e-2)
+
+
+def test_shared_expert_keeps_broken_rows_broken(device: torch.device) -> None:
+    w13, w2 = packed(64, 64, device=device), packed(64, 32, device=device)
+    x = tokens(2, 64, device=device)
+    wanted = shared_expert.shared_expert(x, w13, w2, limit=1.0)
+    x[0] = torch.nan
+    actual = shared_expert.shared_expert(x, w13, w2, limit=1.0)
+    assert actual[0].isnan().all()
+    assert torch.equal(actual[1], wanted[1])
+
+
+def test_plain_weights_are_torch_s(device: torch.device) -> None:
+    x = tokens(3, 64, device=device)
+    dense = torch.randn(2, 48, 64, device=device, dtype=torch.bfloat16)
+    plain, groups = (LinearWeight(w, WeightFormat.PLAIN) for w in (dense[0], dense))
+    assert torch.equal(linear.linear(x, plain), reference.linear(x, plain))
+    pairs = torch.stack((x, x), dim=1)
+    actual = grouped_linear.grouped_linear(pairs, groups)
+    assert torch.equal(actual, reference.grouped_linear(pairs, groups))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_wide_linear_takes_weights_in_bf16(device: torch.device, count: int) -> None:
+    x, weight = tokens(count, 64, device=device), torch.randn(100, 64, device=device).bfloat16()
+    actual = linear.wide_linear(x, weight)
+    assert actual.dtype is torch.float32
+    torch.testing.assert_close(actual, (x.double() @ weight.double().T).float())
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (1, 32), (7, 96), (2, 3, 1280)], ids=str)
+def test_rounding_to_mxfp8(device: torch.device, shape: tuple[int, ...]) -> None:
+    x = tokens(*shape, device=device) * 2.0 ** torch.randint(-40, 30, shape, device=device)
+    assert torch.equal(quant.round_trip_fp8_32(x), reference_quant.round_trip_fp8_32(x))

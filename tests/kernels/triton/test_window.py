@@ -1,0 +1,137 @@
+"""Rows normalised, rotated, packed and stored in one launch, at the edges of kernels.md 4."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from leadline.kernels import ops
+from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
+from leadline.kernels.reference.rope import rope_angles, rope_frequencies
+from leadline.kernels.triton import window
+
+EPS, OUTER, INNER, POISON = 1e-20, 3, 8, 0xA5
+PACKED = [Record.FP8_32, Record.FP4_16, Record.FP4_32]
+
+
+def make_field(record: Record, width: int, device: torch.device) -> RecordField:
+    """Values and scales in the same bytes, with a gap behind every page."""
+    sizes = record.value_bytes(width), record.scale_bytes(width)
+    page = torch.full((OUTER, INNER * sum(sizes) + 64), POISON, dtype=torch.uint8, device=device)
+    if record is Record.BFLOAT16:
+        values = page[:, : INNER * sizes[0]].unflatten(1, (INNER, -1)).view(torch.bfloat16)
+        return RecordField(record, values, None)
+    if record is Record.FP4_32:  # all values of a page, then all scales
+        values, scales = page[:, : INNER * sum(sizes)].split([INNER * n for n in sizes], dim=1)
+        return RecordField(
+            record, values.unflatten(1, (INNER, -1)), scales.unflatten(1, (INNER, -1))
+        )
+    rows = page[:, : INNER * sum(sizes)].unflatten(1, (INNER, -1))
+    return RecordField(record, *rows.split(list(sizes), dim=-1))
+
+
+class Rows:
+    """Rows for a cache: one all zero, one tiny, some nowhere to go."""
+
+    def __init__(self, rows: int, width: int, device: torch.device, *, rank: int = 0) -> None:
+        self.down = torch.randn(rows, rank + width, device=device).bfloat16()
+        self.down[1:2] = 0
+        self.query_weight = torch.rand(rank, device=device) + 0.5
+        self.weight = torch.rand(width, device=device) + 0.5
+        positions = torch.randint(0, 2**20, (rows,))
+        positions[:1], positions[-1:] = 2**20 - 1, 0
+        self.cos, self.sin = rope_angles(
+            positions.to(device), rope_frequencies(width // 4, 1e4).to(device)
+        )
+        place = torch.randperm(OUTER * INNER, device=device)[:rows]
+        self.outer, self.inner = place // INNER, place % INNER
+        self.outer[2::3] = -1
+
+    @property
+    def x(self) -> Tensor:
+        return self.down[:, len(self.query_weight) :]
+
+    def store(self, field: RecordField, how: object = window) -> RecordField:
+        store = how.norm_rotate_store  # type: ignore[attr-defined]
+        angles = self.cos, self.sin
+        store(self.x, self.weight, *angles, field, self.outer, self.inner, eps=EPS)
+        return field
+
+
+def same_bytes(a: RecordField, b: RecordField) -> bool:
+    assert a.scales is not None
+    assert b.scales is not None
+    return torch.equal(a.values, b.values) and torch.equal(a.scales, b.scales)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 512), (7, 128)])
+def test_stored_rows_are_normalised_and_rotated(
+    device: torch.device, rows: int, width: int
+) -> None:
+    given = Rows(rows, width, device)
+    actual = given.store(make_field(Record.BFLOAT16, width, device)).values
+    wanted = given.store(make_field(Record.BFLOAT16, width, device), ops).values
+    assert (actual.view(torch.int16) == wanted.view(torch.int16)).double().mean() > 0.995
+    torch.testing.assert_close(actual, wanted, rtol=2**-7, atol=2**-12)
+
+
+@pytest.mark.parametrize("width", [128, 512])
+@pytest.mark.parametrize("record", PACKED)
+def test_records_are_what_the_quantiser_makes_of_the_very_row(
+    device: torch.device, record: Record, width: int
+) -> None:
+    """Rows with nowhere to go, and gaps, stay as they were."""
+    given = Rows(7, width, device)
+    actual = given.store(make_field(record, width, device))
+    own = given.store(make_field(Record.BFLOAT16, width, device)).values
+    wanted = make_field(record, width, device)
+    stored = given.outer >= 0
+    places = given.outer[stored], given.inner[stored]
+    ops.store_rows(wanted, *places, *ops.pack_rows(own[places], record))
+    assert same_bytes(actual, wanted)
+
+
+@pytest.mark.parametrize("record", PACKED)
+def test_tiny_rows_take_the_floor_of_the_scale(device: torch.device, record: Record) -> None:
+    given = Rows(4, 128, device)
+    given.weight *= 1e-6
+    actual = given.store(make_field(record, 128, device))
+    assert same_bytes(actual, given.store(make_field(record, 128, device), ops))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes by numpy
+def test_broken_rows_are_stored_broken_or_nowhere(device: torch.device) -> None:
+    given = Rows(3, 128, device)
+    given.outer[:] = torch.tensor([0, 0, -1])
+    given.inner[:] = torch.tensor([0, 1, 0])
+    sound = given.store(make_field(Record.FP8_32, 128, device))
+    given.down[0], given.down[2] = torch.nan, torch.nan
+    broken = given.store(make_field(Record.FP8_32, 128, device))
+    rows = ops.load_rows(broken, given.outer[:2], given.inner[:2], torch.float32)
+    assert rows[0].isnan().all()
+    assert torch.equal(broken.values[0, 1:], sound.values[0, 1:])
+    assert torch.equal(broken.values[1:], sound.values[1:])
+
+
+def test_both_halves_of_a_down_projection(device: torch.device) -> None:
+    given = Rows(5, 128, device, rank=96)
+    field = make_field(Record.FP8_32, 128, device)
+    query = window.norm_query_store_window(
+        given.down,
+        given.query_weight,
+        given.weight,
+        given.cos,
+        given.sin,
+        field,
+        given.outer,
+        given.inner,
+        eps=EPS,
+    )
+    assert same_bytes(field, given.store(make_field(Record.FP8_32, 128, device)))
+    wanted = ops.rms_norm(given.down[:, :96], given.query_weight, eps=EPS)
+    torch.testing.assert_close(query, wanted, rtol=2**-7, atol=0)
+    assert (query == wanted).double().mean() > 0.99
