@@ -112,8 +112,13 @@ def _near(rows: int, actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> 
     return max(relative_l2(a, b) for a, b in zip(actual, wanted, strict=True))
 
 
-def _seam_near(rows: int, actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
-    return max(_rounded_alike(actual[:2], wanted[:2]), _near(rows, actual[2:], wanted[2:]))
+def _seam_near(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+    """One value of the streams that rounds to the other side moves all coefficients of its row:
+    these are held to their definition where both read the same streams.
+    """
+    errors = [relative_l2(a, b) for a, b in zip(actual[2:], wanted[2:], strict=True)]
+    assert max(errors) <= 1e-3, f"relative L2 errors are {errors}"
+    return max(_rounded_alike(actual[:2], wanted[:2]), *errors)
 
 
 def _cases(rows: int) -> list[Case]:
@@ -163,7 +168,7 @@ def _cases(rows: int) -> list[Case]:
             fused=partial(_seam_and_coefficients, fused_seam, fused_coefficients),
             twin=partial(_seam_and_coefficients, _seam, _exact_coefficients),
             unfused=partial(_seam_and_coefficients, _seam, _eager_coefficients),
-            check=partial(_seam_near, rows),
+            check=_seam_near,
             bytes=rows * (20 * D + 192) + FN_BYTES + 4 * D,  # X' read again is not in it
             flops=seam_flops + coefficient_flops,
             target_us=9.0 if rows <= 16 else WHOLE[rows] / (1.3 if few else 1.2),

@@ -65,6 +65,7 @@ class Backend:
         package: what the module needs beside torch.
         extra: of Leadline, which installs the package.
         reads_packed: its products take ``PackedWeight`` as it is, and need no dense copy.
+        automatic: ``auto`` may choose it.
     """
 
     device: str
@@ -73,6 +74,7 @@ class Backend:
     package: str
     extra: str
     reads_packed: bool = False
+    automatic: bool = True
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot run there, or None."""
@@ -104,6 +106,7 @@ BACKENDS: dict[str, Backend] = {
         package="triton",
         extra="gpu",
         reads_packed=True,
+        automatic=False,  # each kernel is held to its op; engines on a GPU are yet to be, with all
     ),
 }
 
@@ -185,7 +188,7 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> Kernels:
 def _best(device: torch.device, dtype: torch.dtype) -> str:
     """The first backend that can run, or the reference; says what would be faster."""
     for name, backend in BACKENDS.items():
-        if backend.device == device.type and dtype in backend.dtypes:
+        if backend.automatic and backend.device == device.type and dtype in backend.dtypes:
             obstacle = backend.obstacle(device, dtype)
             if obstacle is None:
                 return name

@@ -77,6 +77,13 @@ def test_auto_is_the_reference_where_no_backend_runs(dtype: torch.dtype) -> None
     assert choose("auto", CPU, dtype).backend_of == {}
 
 
+def test_auto_leaves_what_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Backend("cpu", frozenset({F32}), "double", "math", "x", automatic=False)
+    monkeypatch.setitem(registry.BACKENDS, "double", asked)
+    assert choose("auto", CPU, F32).backend_of == {}
+    assert choose("double", CPU, F32).backend_of == {"rms_norm": "double"}
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -169,18 +169,10 @@ def _load_ids(ids, start, num_pairs, BLOCK: tl.constexpr):
 @triton.jit
 def _deal(x, planes, width, block, QUANTIZES: tl.constexpr, BLOCK: tl.constexpr):
     """A block of a row's channels, dealt out to the planes."""
-    channel = block * BLOCK + tl.arange(0, BLOCK)
+    group = tl.arange(0, BLOCK // 32)
+    channel = block * BLOCK + group[:, None] * 32 + tl.arange(0, 32)[None, :]
     value = tl.load(x + channel, mask=channel < width, other=0.0).to(tl.float32)
     if QUANTIZES:
-        value = value.reshape(BLOCK // 32, 32)
         value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
-    value = cast(value.reshape(BLOCK // 4, 2, 2), planes.dtype.element_ty)
-    even, odd = tl.split(value)
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    at = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
-    quarter = width // 4
-    tl.store(planes + at, first, mask=at < quarter)
-    tl.store(planes + quarter + at, second, mask=at < quarter)
-    tl.store(planes + 2 * quarter + at, third, mask=at < quarter)
-    tl.store(planes + 3 * quarter + at, fourth, mask=at < quarter)
+    at = channel % 4 * (width // 4) + channel // 4
+    tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < width)

@@ -265,7 +265,7 @@ def test_positions_near_a_million(device: torch.device) -> None:
 
 def test_large_gates_choose_one_row(device: torch.device) -> None:
     step = make_step(device, [(0, 8), (3, 3)], ratio=2)
-    step.projected[:, WIDTH:] = 1e4 * torch.randn(1).sign() * (-1.0) ** step.rows.pos[:, None]
+    step.projected[:, WIDTH:] = 1e4 * torch.randn(()).sign() * (-1.0) ** step.rows.pos[:, None]
     check(step)
 
 
