@@ -18,11 +18,9 @@ from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
-_WARPS = {16: 4, 64: 8}
 _PART = 32  # slots: the least that a program of its own attends to
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIT = unpack.UNIT
-_CONFIGS = [triton.Config({"BLOCK": block}, num_warps=None) for block in (32, 64)]
 
 
 def sparse_attention(
@@ -66,7 +64,7 @@ def sparse_attention(
     if splits > 1:
         partial = torch.empty(rows, splits, heads, width, dtype=torch.float32, device=q.device)
         tops, totals = torch.empty(2, rows, splits, heads, dtype=torch.float32, device=q.device)
-    _attend[(min(rows, programs), splits, head_blocks)](
+    _ATTEND[block_heads][(min(rows, programs), splits, head_blocks)](
         q,
         cos,
         sin,
@@ -106,7 +104,6 @@ def sparse_attention(
         block_heads,
         splits > 1,
         _PART,
-        num_warps=_WARPS[block_heads],
     )
     if splits > 1:
         _merge[(rows, heads)](
@@ -126,7 +123,6 @@ def sparse_attention(
     return out
 
 
-@tuned(_CONFIGS, key=["rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "HEADS", "SPLIT"])
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -355,3 +351,11 @@ def _merge(
     bias = tl.load(sink + head)
     result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
     tl.store(out + place * WIDTH + channel, result)
+
+
+_KEY = ("rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "SPLIT")
+# By heads. Four warps have no registers for 64 expanded rows.
+_ATTEND = {
+    16: tuned([triton.Config({"BLOCK": 32}, num_warps=4)], _KEY)(_attend),
+    64: tuned([triton.Config({"BLOCK": block}, num_warps=8) for block in (32, 64)], _KEY)(_attend),
+}

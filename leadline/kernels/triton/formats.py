@@ -1,22 +1,34 @@
 """Number formats inside kernels, equal to ``reference.quant`` bit for bit (kernels.md 0.2, 0.5).
 
-GPUs before Blackwell have no E2M1 conversions, so these are integer operations; E4M3 and bf16 are
-cast by the hardware, and by integers under the interpreter, whose casts do not round to nearest:
-never cast to them by ``.to`` or by a store.
+GPUs before Blackwell have no E2M1 conversions, so these are integer operations. E4M3 (on NVIDIA's
+GPUs from sm_89 on) and bf16 are cast by the hardware, and by integers elsewhere. Casts of Triton's
+interpreter do not round to nearest: never cast to these formats by ``.to`` or by a store.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from leadline.kernels.triton.launch import NATIVE_CASTS
 
-_E4M3_MAX = tl.constexpr(448.0)
 _INVERSE_448 = tl.constexpr(1 / 448)
 _INVERSE_6 = tl.constexpr(1 / 6)
 _FLOOR_FP8 = tl.constexpr(1e-4)
 _FLOOR_FP4 = tl.constexpr(6 * 2.0**-126)
+
+# Four values at a time, and not by ``.to``: where codes of one conversion meet codes of another in
+# a register and are used by themselves too, ptxas 12.8 merges the conversions and forgets the
+# second use, which then reads the stack pointer. Here a pair of codes has one use.
+_ENCODE_E4M3 = tl.constexpr("""
+{
+    .reg .b16 low, high;
+    cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+    cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+    mov.b32 $0, {low, high};
+}
+""")
 
 
 @triton.jit
@@ -56,9 +68,10 @@ def decode_e4m3(codes):
 @triton.jit
 def encode_e4m3(x):
     """Float32 -> E4M3 codes (uint8), clamped to +-448, to nearest even; NaN becomes a NaN code."""
-    if NATIVE_CASTS:
-        clamped = tl.clamp(x, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
-        return clamped.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    if NATIVE_CASTS and cuda_capability_geq(8, 9):
+        return tl.inline_asm_elementwise(
+            _ENCODE_E4M3, "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4
+        )
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     # Normal codes: round the mantissa to 3 bits; the carry runs into the exponent.

@@ -175,7 +175,8 @@ def _launch(
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         row_tiles, tiles = triton.cdiv(rows, meta["ROWS"]), triton.cdiv(columns, meta["KEYS"])
         stretches = max(_PROGRAMS // row_tiles, triton.cdiv(tiles, _TILES))
-        return min(stretches, tiles), row_tiles
+        # Rows first: of other dimensions a grid has 65535 at most.
+        return row_tiles, min(stretches, tiles)
 
     assert keys.scales is not None
     kernel[grid](
@@ -241,7 +242,7 @@ def _logits(
     Keys are the left operand, all heads of ROWS rows the right one. Rows of several requests take
     a turn for each request.
     """
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     live = row < num_rows
     request = tl.load(req_of_row + row, mask=live, other=-1).to(tl.int32)
     seen = tl.load(visible + row, mask=live, other=0).to(tl.int32)
@@ -249,7 +250,7 @@ def _logits(
 
     # Every head of every row is a column of the product.
     lane = tl.arange(0, ROWS * BLOCK_HEADS)
-    head, of_row = lane % BLOCK_HEADS, tl.program_id(1) * ROWS + lane // BLOCK_HEADS
+    head, of_row = lane % BLOCK_HEADS, tl.program_id(0) * ROWS + lane // BLOCK_HEADS
     real = (head < HEADS) & (of_row < num_rows)
     at = of_row.to(tl.int64) * HEADS + head
     weight = tl.load(weights + at, mask=real, other=0.0).to(tl.float32)
@@ -265,12 +266,12 @@ def _logits(
         low = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
         high = low
 
-    tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(0))
-    begin = tl.program_id(0) * tiles
+    tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(1))
+    begin = tl.program_id(1) * tiles
     end = tl.minimum(begin + tiles, tl.cdiv(num_columns, KEYS))
     first = tl.min(tl.where(live, request, 0x7FFFFFFF))
     for turn in tl.range(first, tl.max(request) + 1):
-        mine = request == turn
+        mine = live & (request == turn)
         limit = num_columns
         if blocks is None:
             limit = tl.max(tl.where(mine, seen, 0))  # above the diagonal nothing is read
@@ -286,7 +287,7 @@ def _logits(
             else:
                 entry = column
                 if blocks is not None:
-                    listed = blocks + tl.program_id(1).to(tl.int64) * blocks_stride
+                    listed = blocks + tl.program_id(0).to(tl.int64) * blocks_stride
                     block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
                     entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
                 exists = (entry >= 0) & (entry < tl.max(seen)) & (column < limit)

@@ -7,16 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.triton.formats import (
-    absmax,
-    decode_e4m3,
-    decode_ue8m0,
-    encode_e4m3,
-    fp8_32_scale,
-    reciprocal_of_scale,
-    to_bf16,
-)
-from leadline.kernels.triton.launch import NATIVE_CASTS
+from leadline.kernels.triton.formats import absmax, fp8_32_scale, round_trip_e4m3, to_bf16
 
 _BLOCK = 2048
 
@@ -46,14 +37,5 @@ def on_fp8_32_grid(x):
     rows: tl.constexpr = x.shape[0]
     width: tl.constexpr = x.shape[1]
     blocks = x.reshape(rows, width // 32, 32)
-    exponents = fp8_32_scale(absmax(blocks, 2))
-    codes = encode_e4m3(blocks * reciprocal_of_scale(exponents)[:, :, None])
-    values = _decoded(codes) * decode_ue8m0(exponents)[:, :, None]
-    return to_bf16(values.reshape(rows, width))
-
-
-@triton.jit
-def _decoded(codes):
-    if NATIVE_CASTS:
-        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    return decode_e4m3(codes)
+    blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 2))[:, :, None])
+    return to_bf16(blocks.reshape(rows, width))

@@ -69,7 +69,8 @@ def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = No
     best = scores.new_empty(rows, count)
     best_of_best = scores.new_empty(rows, triton.cdiv(count, second))
     if rows:
-        _group_maxima[(triton.cdiv(columns, _TILE), rows)](
+        # Rows first: of other dimensions a grid has 65535 at most.
+        _group_maxima[(rows, triton.cdiv(columns, _TILE))](
             *(scores, visible, best, best_of_best),
             *(scores.stride(0), columns, count, best_of_best.shape[1]),
             FIRST=first,
@@ -95,20 +96,20 @@ def _group_maxima(
     TILE: tl.constexpr,
 ):
     """Both levels of maxima of one tile of a row."""
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     x = tl.load(scores + row * stride + column, mask=column < columns, other=-float("inf"))
     x = x.to(tl.float32)
     x = tl.where(x == x, x, -float("inf"))
     x = tl.max(x.reshape(TILE // FIRST, FIRST), axis=1)
-    place = tl.program_id(0) * (TILE // FIRST) + tl.arange(0, TILE // FIRST)
+    place = tl.program_id(1) * (TILE // FIRST) + tl.arange(0, TILE // FIRST)
     if visible is not None:
         seen = tl.load(visible + row)
         x = tl.where((place == (seen - 1) // FIRST) & (seen > 0), float("inf"), x)
     # Maxima are values of the scores' type: nothing is rounded.
     tl.store(best + row * count + place, x.to(best.dtype.element_ty), mask=place < count)
     x = tl.max(x.reshape(TILE // FIRST // SECOND, SECOND), axis=1)
-    place = tl.program_id(0) * (TILE // FIRST // SECOND) + tl.arange(0, TILE // FIRST // SECOND)
+    place = tl.program_id(1) * (TILE // FIRST // SECOND) + tl.arange(0, TILE // FIRST // SECOND)
     inside = place < count_above
     tl.store(best_of_best + row * count_above + place, x.to(best.dtype.element_ty), mask=inside)
 

@@ -102,6 +102,19 @@ def test_prefill_rows_of_several_requests(device: torch.device, exact: bool) -> 
     assert bool((actual[11:] == -math.inf).all())
 
 
+def test_rows_of_no_request_write_nothing_but_their_own_scores(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = torch.zeros(8, 40, dtype=torch.bfloat16, device=device)
+    monkeypatch.setattr(indexer, "_empty_scores", lambda q, columns: buffer[: len(q), :columns])
+    keys = paged_keys(torch.randn(1, 40, WIDTH), device)
+    request = torch.tensor([0, 0, 0, 0, -1], device=device)
+    visible = torch.tensor([10, 20, 30, 40, 0], device=device)
+    score(indexer, (*queries(5, HEADS, device), *keys, request, visible), 40, exact=True)
+    assert bool((buffer[4] == -math.inf).all())
+    assert not buffer[5:].any()
+
+
 def test_block_scales_may_span_many_octaves(device: torch.device) -> None:
     """Sums of FP8 tensor cores keep some 14 bits, so here more of them fall to another side."""
     wide = torch.randn(1, 100, 2, 32) * 2.0 ** torch.randint(-9, 9, (1, 100, 2, 1))
