@@ -50,7 +50,7 @@ PEERS: dict[tuple[int, int], dict[int, dict[str, float]]] = {
     },
 }
 # tokens -> microseconds of kernels.md 18.2.
-WO_A_PEERS = {
+WO_A_PEERS: dict[int, dict[str, float]] = {
     1: {"DeepGEMM FP8": 13.6, "bmm bf16": 18.1},
     8: {"DeepGEMM FP8": 14.2, "bmm bf16": 18.1},
     32: {"DeepGEMM FP8": 14.5, "bmm bf16": 18.9},

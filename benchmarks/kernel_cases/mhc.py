@@ -15,7 +15,7 @@ from leadline.kernels.reference import norm
 from leadline.kernels.triton import mhc
 
 D, S, EPS = 5120, 4, 1e-20
-SETTINGS = {"sinkhorn_iters": 20, "hc_eps": 1e-6, "eps": EPS}
+SETTINGS: dict[str, Any] = {"sinkhorn_iters": 20, "hc_eps": 1e-6, "eps": EPS}
 FN_BYTES = 24 * S * D * 4
 
 # Microseconds on an H200 (18.7): expand + collapse + norm; coefficients; both on one stream.

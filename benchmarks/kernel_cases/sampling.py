@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def _make_sample(rows: int, shape: str, cut: str, device: torch.device) -> tuple
     return logits, wide(1.0), wide(min_p), k, wide(top_p), uniform
 
 
-def _sample(implementation: Any, logits: Tensor, *parameters: Tensor) -> Tensor:
+def _sample(implementation: Callable[..., Tensor], logits: Tensor, *parameters: Tensor) -> Tensor:
     names = ("temperature_R", "min_p_R", "top_k_R", "top_p_R", "uniform_R")
     return implementation(logits, **dict(zip(names, parameters, strict=True)))
 
@@ -66,7 +66,7 @@ def _make_penalties(rows: int, device: torch.device) -> tuple[Tensor, ...]:
     return _peaked(rows, device), counts, seen, *columns
 
 
-def _penalise(implementation: Any, logits: Tensor, *rest: Tensor) -> Tensor:
+def _penalise(implementation: Callable[..., Tensor], logits: Tensor, *rest: Tensor) -> Tensor:
     counts, seen, presence, frequency, repetition = rest
     return implementation(
         logits,

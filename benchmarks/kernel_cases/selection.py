@@ -72,7 +72,8 @@ def _sorted_topk(scores: Tensor) -> Tensor:
 
 
 def _sorted_topk_blocks(scores: Tensor, visible: Tensor) -> Tensor:
-    return scores.unflatten(1, (-1, BLOCK_SIZE)).amax(-1).topk(BLOCKS).indices.sort().values
+    best: Tensor = scores.unflatten(1, (-1, BLOCK_SIZE)).amax(-1)
+    return best.topk(BLOCKS).indices.sort().values
 
 
 CASES = [
