@@ -31,14 +31,9 @@ def interpreter(*, checks_overflow: bool = True) -> Iterator[None]:
         # Bounds of loops are arrays of one element, which numpy no longer takes as integers.
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
-        """One kernel's function calls another: the language is patched already."""
-        return function.rewrite()(*args, **kwargs)
-
     options = dataclasses.replace(builder.options, sanitize_overflow=checks_overflow)
     with (
         patch.object(module, "_patch_lang_tensor", patched),
-        patch.object(module.InterpretedFunction, "__call__", called),
         patch.object(builder, "options", options),
     ):
         yield
