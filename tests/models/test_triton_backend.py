@@ -152,8 +152,8 @@ def test_every_op_of_a_run_is_close_to_its_reference_and_so_are_logits(
     assert deviation(actual, wanted) <= RUNS_CLOSE
     sampling = {"apply_penalties", "greedy", "sample"}
     parts = {"grouped_linear", "quantize_index_query"}  # of other ops
-    uncalled = {"norm_query_store_window", "norm_rotate_store", "store_entries", "store_index_keys"}
-    assert seen == implementations.keys() - sampling - parts - uncalled - {"gather_rows"}
+    uncalled = {"norm_query_store_window", "norm_rotate_store", "gather_rows"}  # by any model
+    assert seen == implementations.keys() - sampling - parts - uncalled
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "sparse_attention", "routed_experts", "mhc_seam"])
