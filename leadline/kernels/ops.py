@@ -37,7 +37,6 @@ _unwatched = op(watched=False)
 pack_rows = _unwatched(kv_store.pack_rows)
 unpack_rows = _unwatched(kv_store.unpack_rows)
 store_rows = _unwatched(kv_store.store_rows)
-load_rows = _unwatched(kv_store.load_rows)
 rope_angles = _unwatched(rope.rope_angles)
 engram_hash = _unwatched(engram.engram_hash)
 gather_rows = _unwatched(engram.gather_rows)
@@ -302,20 +301,6 @@ def norm_query_store_window(
     rank = query_weight.shape[0]
     norm_rotate_store(down[:, rank:], weight, cos, sin, window, outer, inner, eps=eps)
     return rms_norm(down[:, :rank], query_weight, eps=eps)
-
-
-@op()
-def compress(values: Tensor, gates: Tensor) -> Tensor:
-    """Pool the rows of closed groups, channel by channel (3.3).
-
-    Args:
-        values: ``[c, ratio, d]`` wide, the rows of c closed groups, oldest first.
-        gates: ``[c, ratio, d]`` wide logits.
-
-    Returns:
-        ``[c, d]`` wide.
-    """
-    return compressor.compress(values, gates)
 
 
 @_unwatched

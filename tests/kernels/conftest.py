@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from leadline.config.model import load_model_config
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.load import CheckpointSource
-
-# Before any kernel is imported: where there is no GPU, Triton's interpreter runs them.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from tests import interpreter  # noqa: F401  # before any kernel is imported
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ class TestOneOp:
 
     def test_finite_and_empty_results_pass(self, switched_on: None) -> None:
         assert ops.wide_linear(torch.ones(4, 8), torch.eye(8)).shape == (4, 8)
-        assert ops.compress(torch.empty(0, 2, 8), torch.empty(0, 2, 8)).shape == (0, 8)
+        assert ops.mhc_collapse(torch.empty(0, 4, 8), torch.empty(0, 4)).shape == (0, 8)
 
     def test_experts_of_a_router_are_no_floats(self, switched_on: None) -> None:
         ids, _ = ops.route(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leadline.kernels import ops
+from leadline.kernels.reference.kv_store import load_rows
 from leadline.models.deepseek_v41.attention import Selection
 from leadline.models.deepseek_v41.model import Streams
 from tests.steps import Sequence, Stepper, make_stepper
@@ -130,7 +131,7 @@ def test_v41_tiny_layers_match_at_130_tokens() -> None:
             stored = getattr(stepper.pool, field)[layer]
             place, per_page = torch.arange(entries), stored.values.shape[1]
             pages = torch.tensor(sequence.pages)[place // per_page]
-            rows = ops.load_rows(stored, pages, place % per_page, torch.float32)
+            rows = load_rows(stored, pages, place % per_page, torch.float32)
             want = cases[f"p130.noquant.{name}.{layer}"]
             torch.testing.assert_close(rows, want, rtol=0, atol=1e-4)
 

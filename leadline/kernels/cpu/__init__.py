@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from leadline.kernels.cpu import (
     attention,
+    compressor,
     engram,
     experts,
     indexer,
@@ -32,8 +33,9 @@ IMPLEMENTATIONS = {
         kv_store.pack_rows,
         kv_store.unpack_rows,
         kv_store.store_rows,
-        kv_store.load_rows,
         kv_store.quantize_index_query,
+        compressor.store_entries,
+        compressor.store_index_keys,
         indexer.prepare_index_query,
         indexer.index_logits,
         indexer.candidate_logits,

@@ -31,6 +31,7 @@ I2 = Annotated[NDArray[np.int64], "int64[:,::1]"]
 U1 = Annotated[NDArray[np.uint8], "uint8[::1]"]
 U2 = Annotated[NDArray[np.uint8], "uint8[:,::1]"]
 Packed = Annotated[NDArray[np.uint8], "uint8[:,:,:]"]  # a field of the cache, which has gaps
+Rings = Annotated[NDArray[np.float32], "float32[:,:,:]"]  # likewise
 Flags1 = Annotated[NDArray[np.bool_], "bool_[::1]"]
 _SCALARS = {int: "int64", float: "float32", bool: "boolean"}
 # What passes between parts of kernels: float32 and integers of the machine, as numba finds them.

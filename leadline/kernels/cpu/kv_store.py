@@ -95,19 +95,3 @@ def _store(
             field_values[outer[k], inner[k], i] = values[rows[k], i]
         for i in range(scales.shape[1]):
             field_scales[outer[k], inner[k], i] = scales[rows[k], i]
-
-
-def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gathers and unpacks in one pass, in float32."""
-    if field.scales is None or dtype != torch.float32 or outer.dim() != 1:
-        return kv_store.load_rows(field, outer, inner, dtype)
-    per_scale = 16 if field.record is Record.FP4_16 else 32
-    out = np.empty((len(outer), field.scales.shape[-1] * per_scale), np.float32)
-    _load(field.values.numpy(), field.scales.numpy(), CODE_OF[field.record], outer, inner, out)
-    return torch.from_numpy(out)
-
-
-@kernel
-def _load(values: Packed, scales: Packed, record: int, outer: I1, inner: I1, out: F2) -> None:
-    for r in range(out.shape[0]):
-        decode_row(values[outer[r], inner[r]], scales[outer[r], inner[r]], record, out[r])

@@ -196,13 +196,17 @@ def _launch(
         PER_PAGE=keys.values.shape[1],
         BLOCK_SIZE=block_size,
         EXACT=exact_rounding,
-        FP8=_has_fp8_products(),
+        FP8=_has_fp8_products(dim),
     )
 
 
-def _has_fp8_products() -> bool:
-    """Otherwise keys become bf16; the interpreter's product of E4M3 need not be exact."""
-    if INTERPRETED:
+def _has_fp8_products(dim: int) -> bool:
+    """Otherwise keys become bf16; the interpreter's product of E4M3 need not be exact.
+
+    Products take 32 channels at least, and a key comes in two halves: those of small models are
+    too short.
+    """
+    if INTERPRETED or dim < 64:
         return False
     target = triton.runtime.driver.active.get_current_target()
     return bool(target.backend == "cuda" and target.arch >= 89)

@@ -113,58 +113,6 @@ def plan_window(rows: Rows, floor: Tensor, *, window: int, ring: int) -> WindowP
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """Closing compression groups of one ratio: where their rows are and where entries go.
-
-    Attributes:
-        source: ``[c, ratio]`` rows of ``[new rows | ring rows]``, oldest first.
-        ring_slot: ``[k]``, with ``ring_pos [k]``: rows of groups opened in an earlier step.
-        first_pos: ``[c]`` position of each group's first token, where the entry is rotated.
-        page: ``[c]``, with ``entry [c]``: destination.
-        commit: ``[n]`` new rows that the open-group ring keeps, at ``commit_slot``,
-            ``commit_pos``.
-    """
-
-    source: Tensor
-    ring_slot: Tensor
-    ring_pos: Tensor
-    first_pos: Tensor
-    page: Tensor
-    entry: Tensor
-    commit: Tensor
-    commit_slot: Tensor
-    commit_pos: Tensor
-
-
-def plan_groups(rows: Rows, *, ratio: int, page_size: int, ring: int) -> GroupPlan:
-    """Entries are written iff they complete at or above ``write_from`` (3.3 of the cache spec)."""
-    g, device = rows.req_of_row, rows.pos.device
-    closes = ((rows.pos + 1) % ratio == 0) & (rows.pos >= rows.write_from[g])
-    last = closes.nonzero().squeeze(1)
-    back = torch.arange(ratio - 1, -1, -1, device=device)
-    source = last.unsqueeze(1) - back
-    earlier = source < rows.q_off[g[last]].unsqueeze(1)
-    closing_pos, closing_slot = rows.pos[last], rows.slot[g[last]]
-    ring_slot = closing_slot.unsqueeze(1).expand(-1, ratio)[earlier]
-    ring_pos = (closing_pos.unsqueeze(1) - back)[earlier]
-    source = source.masked_scatter(
-        earlier, len(rows.pos) + torch.arange(len(ring_pos), device=device)
-    )
-    commit = (rows.pos >= rows.seq_len[g] - ring).nonzero().squeeze(1)
-    return GroupPlan(
-        source=source,
-        ring_slot=ring_slot,
-        ring_pos=ring_pos,
-        first_pos=closing_pos - ratio + 1,
-        page=rows.page_table[g[last], closing_pos // page_size],
-        entry=closing_pos % page_size // ratio,
-        commit=commit,
-        commit_slot=rows.slot[g[commit]],
-        commit_pos=rows.pos[commit],
-    )
-
-
 def _starts(counts: Tensor, *, with_end: bool) -> Tensor:
     """Exclusive prefix sum, with the total behind it on request."""
     ends = counts.cumsum(0)

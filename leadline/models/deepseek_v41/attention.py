@@ -12,7 +12,7 @@ from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.rows import GroupPlan, Rows, WindowPlan
+from leadline.models.common.rows import Rows, WindowPlan
 
 # Scores that exist at once: a long chunk of a long prompt is scored and selected from in parts.
 _MAX_SCORES = 2**28
@@ -39,15 +39,14 @@ class StepRows:
     Attributes:
         plain: cos and sin ``[r, rope / 2]`` for window-only layers.
         yarn: the same for layers with a compressed cache.
-        groups: closing groups by ratio; empty where nothing is compressed.
-        entry_angles: cos and sin of each ratio's entries.
+        entry_angles: for each ratio, the same where the group that a row closes begins; empty
+            where nothing is compressed.
     """
 
     rows: Rows
     window: WindowPlan
     plain: tuple[Tensor, Tensor]
     yarn: tuple[Tensor, Tensor]
-    groups: dict[int, GroupPlan] = field(default_factory=dict)
     entry_angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
@@ -58,7 +57,7 @@ class Compressor:
         self.ratio, self.eps = ratio, config.rms_norm_eps
         self.norm = params.tensor(f"{prefix}.compressor.norm.weight")
         self.k_norm = params.tensor(f"{prefix}.indexer.k_norm.weight")
-        self.wk = params.linear(f"{prefix}.indexer.wk")
+        self.wk = params.linear(f"{prefix}.indexer.wk").dense
         self.gated: Tensor | None = None
         if ratio == 1:
             self.wkv = params.linear(f"{prefix}.compressor.wkv")
@@ -75,25 +74,41 @@ class Compressor:
         open_groups: Tensor | None,
     ) -> None:
         """Store the entries and keys that the rows ``u [r, D]`` complete."""
-        plan = step.groups[self.ratio]
-        if self.gated is None or open_groups is None:
-            latent = ops.linear(u, self.wkv)[plan.source.squeeze(1)]
+        rows, angles = step.rows, step.entry_angles[self.ratio]
+        if self.gated is None:
+            projected = ops.linear(u, self.wkv)
         else:
-            latent = self._pool(ops.wide_linear(u, self.gated), plan, open_groups).to(u.dtype)
-        latent = ops.rms_norm(latent, self.norm, eps=self.eps)
-        angles = step.entry_angles[self.ratio]
-        entry = ops.pack_rows(ops.rotate(latent, *angles), kv.record)
-        ops.store_rows(kv, plan.page, plan.entry, *entry)
-        key = ops.rms_norm(ops.linear(latent, self.wk), self.k_norm, eps=self.eps)
-        packed = ops.pack_rows(ops.rotate(key, *angles), index.record)
-        ops.store_rows(index, plan.page, plan.entry, *packed)
-
-    def _pool(self, gated: Tensor, plan: GroupPlan, open_groups: Tensor) -> Tensor:
-        ring = open_groups.shape[1]
-        earlier = open_groups[plan.ring_slot, plan.ring_pos % ring]
-        values, gates = torch.cat((gated, earlier))[plan.source].chunk(2, dim=-1)
-        open_groups[plan.commit_slot, plan.commit_pos % ring] = gated[plan.commit]
-        return ops.compress(values, gates)
+            projected = ops.wide_linear(u, self.gated)
+        latent = ops.store_entries(
+            projected,
+            self.norm,
+            *angles,
+            rows.pos,
+            rows.req_of_row,
+            rows.q_off,
+            rows.slot,
+            rows.seq_len,
+            rows.write_from,
+            rows.page_table,
+            kv,
+            open_groups,
+            ratio=self.ratio,
+            eps=self.eps,
+            dtype=u.dtype,
+        )
+        ops.store_index_keys(
+            latent,
+            self.wk,
+            self.k_norm,
+            *angles,
+            rows.pos,
+            rows.req_of_row,
+            rows.write_from,
+            rows.page_table,
+            index,
+            ratio=self.ratio,
+            eps=self.eps,
+        )
 
 
 class Indexer:

@@ -22,7 +22,7 @@ from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.mhc import MixSite
 from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.rows import GroupPlan, Rows, WindowPlan, plan_groups, plan_window
+from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
 from leadline.models.deepseek_v41.engram import Engram, EngramHash
 
@@ -194,6 +194,7 @@ class DeepseekV41:
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
         self.head = params.wide_linear("head.weight", rows=vocabulary)
+        self.ratios = {config.compress_ratios[source] for source in config.kv_source_layer_ids}
         self._cache: CacheFields | None = None
 
     def bind_cache(self, cache: CacheFields) -> None:
@@ -262,27 +263,14 @@ class DeepseekV41:
             write_from=batch.write_from.long(),
             page_table=batch.page_table.long(),
         )
-        groups: dict[int, GroupPlan] = {}
-        for source in self.config.kv_source_layer_ids:
-            ratio = self.config.compress_ratios[source]
-            if ratio in groups:
-                continue
-            open_groups = self.cache.open_groups.get(source)
-            groups[ratio] = plan_groups(
-                rows,
-                ratio=ratio,
-                page_size=ratio * self.cache.kv[source].values.shape[1],
-                ring=0 if open_groups is None else open_groups.shape[1],
-            )
         return StepRows(
             rows=rows,
             window=self._plan_window(rows, batch.floor_lo),
             plain=ops.rope_angles(rows.pos, self.plain_frequencies),
             yarn=ops.rope_angles(rows.pos, self.yarn_frequencies),
-            groups=groups,
             entry_angles={
-                ratio: ops.rope_angles(plan.first_pos, self.yarn_frequencies)
-                for ratio, plan in groups.items()
+                ratio: ops.rope_angles(rows.pos - (ratio - 1), self.yarn_frequencies)
+                for ratio in self.ratios
             },
         )
 

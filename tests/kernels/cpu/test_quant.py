@@ -142,11 +142,3 @@ def test_storing_writes_the_chosen_rows(
     assert torch.equal(fast.values, wanted.values)
     if fast.scales is not None and wanted.scales is not None:
         assert torch.equal(fast.scales, wanted.scales)
-
-
-@pytest.mark.parametrize("record", Record)
-def test_loading_gathers_what_was_stored(both: Both, record: Record) -> None:
-    field, places = empty_field(record), torch.arange(24)
-    ops.store_rows(field, places // 8, places % 8, *ops.pack_rows(torch.randn(24, 64), record))
-    outer, inner = torch.tensor([2, 0, 1, 1, 2]), torch.tensor([7, 0, 3, 3, 1])
-    assert torch.equal(*both("load_rows", field, outer, inner, torch.float32))

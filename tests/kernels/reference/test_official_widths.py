@@ -19,7 +19,7 @@ from leadline.config.presets import V41_FLASH as C
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, RecordField, WeightFormat
 from leadline.kernels.records import Record
-from leadline.kernels.reference import kv_store, rope
+from leadline.kernels.reference import compressor, kv_store, rope
 
 ROWS = 4
 D, S, H, d, r = C.hidden_size, C.hc_mult, C.num_attention_heads, C.head_dim, C.qk_rope_head_dim
@@ -186,7 +186,7 @@ CASES: dict[str, Callable[[Numbers], Result]] = {
     ),
     "mhc_expand": mhc_expand,
     "mhc_seam": mhc_seam,
-    "compress": lambda n: ops.compress(
+    "compress": lambda n: compressor.compress(
         n.activations(8, 2, d).to(n.wide), Numbers(n.dtype).moderate(8, 2, d).to(n.wide)
     ),
     "quantize_index_query": lambda n: ops.quantize_index_query(

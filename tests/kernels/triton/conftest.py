@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
+
+from tests.interpreter import interpreter
 
 
 @pytest.fixture(scope="session")
@@ -17,14 +17,6 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _scalars_are_integers() -> Iterator[None]:
-    """Bounds of loops are arrays of one element in the interpreter, which numpy no longer takes."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    with patch.object(interpreter, "_patch_lang_tensor", patched):
+def _interpreter() -> Iterator[None]:
+    with interpreter():
         yield

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
+from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.triton import window
 
@@ -111,7 +112,7 @@ def test_broken_rows_are_stored_broken_or_nowhere(device: torch.device) -> None:
     sound = given.store(make_field(Record.FP8_32, 128, device))
     given.down[0], given.down[2] = torch.nan, torch.nan
     broken = given.store(make_field(Record.FP8_32, 128, device))
-    rows = ops.load_rows(broken, given.outer[:2], given.inner[:2], torch.float32)
+    rows = load_rows(broken, given.outer[:2], given.inner[:2], torch.float32)
     assert rows[0].isnan().all()
     assert torch.equal(broken.values[0, 1:], sound.values[0, 1:])
     assert torch.equal(broken.values[1:], sound.values[1:])
