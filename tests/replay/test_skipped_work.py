@@ -40,8 +40,9 @@ class RowCounts:
 
     def _counted(self, counts: Counter[int], method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
-        def call(block: Block, streams: Streams, *args: Any) -> Any:
-            counts[block.layer] += len(streams.x)
+        def call(block: Block, streams: Streams | Tensor, *args: Any) -> Any:
+            x = streams.before if isinstance(streams, Streams) else streams
+            counts[block.layer] += len(x)
             return method(block, streams, *args)
 
         return call
@@ -56,13 +57,13 @@ class RowCounts:
         return found[0], found[1]
 
 
-def begin_idle(block: Block, streams: Streams, *_: Any) -> tuple[Streams, Tensor, Tensor]:
-    nothing = torch.zeros(len(streams.x), block.attn_norm.shape[0])
-    return streams, nothing, nothing
+def begin_idle(block: Block, streams: Streams, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = torch.zeros(len(streams.before), block.attn_norm.shape[0])
+    return streams.before, nothing, nothing
 
 
-def finish_idle(block: Block, streams: Streams, *_: Any) -> Streams:
-    return streams
+def finish_idle(block: Block, x: Tensor, *_: Any) -> Streams:
+    return Streams(x, torch.zeros(x.shape[:2]))
 
 
 def rows(lower: int, upper: int) -> tuple[list[int], list[int]]:

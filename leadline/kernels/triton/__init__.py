@@ -2,6 +2,9 @@
 
 Kernels use nothing that only Hopper has unless their file says so. Under Triton's interpreter
 (``TRITON_INTERPRET=1``) all of them run on a CPU, slowly: that is how CI checks them.
+
+Every shape of a model that loads runs. What a kernel does not serve, as weights that are not packed
+or caches with plain index keys, the implementation itself hands to the reference.
 """
 
 from __future__ import annotations
