@@ -31,9 +31,24 @@ def interpreter(*, checks_overflow: bool = True) -> Iterator[None]:
         # Bounds of loops are arrays of one element, which numpy no longer takes as integers.
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
+    def of_bools(mask: Any) -> Any:
+        # Triton 3.9 makes integers of some masks, and its own loads and stores refuse them.
+        return module.TensorHandle(mask.data.astype(bool), mask.dtype)
+
+    load, store = builder.create_masked_load, builder.create_masked_store
     options = dataclasses.replace(builder.options, sanitize_overflow=checks_overflow)
     with (
         patch.object(module, "_patch_lang_tensor", patched),
+        patch.object(
+            builder,
+            "create_masked_load",
+            lambda pointers, mask, *rest: load(pointers, of_bools(mask), *rest),
+        ),
+        patch.object(
+            builder,
+            "create_masked_store",
+            lambda pointers, value, mask, *rest: store(pointers, value, of_bools(mask), *rest),
+        ),
         patch.object(builder, "options", options),
     ):
         yield

@@ -263,7 +263,7 @@ REHEARSAL_CONFIG = ModelConfig(
 
 # Rounded as when served, and attending to what the indexers select.
 _SERVED_STAGE = Stage(
-    seconds=545,
+    seconds=480,
     seq_len=2048,
     tokens_per_step=65536,
     early_tokens=65536,
@@ -304,7 +304,6 @@ H200 = Recipe(
         _SERVED_STAGE,
         replace(
             _SERVED_STAGE,
-            seconds=500,
             seq_len=8192,
             micro_tokens=32768,  # products of index queries and keys stay below 2^31
             decay_from=0.0,
