@@ -21,7 +21,6 @@ _UE8M0 = quant.decode_ue8m0(_bytes).numpy()
 _E2M1 = np.array([*quant.E2M1_VALUES, *(-v for v in quant.E2M1_VALUES)], dtype=np.float32)
 
 _INFINITY = 0x7F800000
-_SIGN = -0x80000000
 _E4M3_FLOOR, _FP4_FLOOR = np.float32(1e-4), np.float32(6.0 * 2.0**-126)
 _BY_E4M3_MAX, _BY_E2M1_MAX = np.float32(1 / 448.0), np.float32(1 / 6.0)
 _E4M3_MAX, _E2M1_MAX = np.float32(448.0), np.float32(6.0)

@@ -15,14 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
-from leadline.kernels.triton.formats import decode_e2m1, decode_ue8m0
+from leadline.kernels.triton.formats import decode_e2m1, decode_ue8m0, dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED
 
 # The assembly wants sm_80 or later; elsewhere Triton's own operations do the same, slower.
 _PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
-
-# Of expanded weights. The interpreter would multiply the bits of bf16 as integers.
-_VALUE = tl.constexpr(tl.float32 if INTERPRETED else tl.bfloat16)
 
 # The largest scale byte whose factor 2^(e - 1) a bf16 can hold.
 _LARGEST_FACTOR = tl.constexpr(128)
@@ -76,7 +73,7 @@ def _expand(words, exponents, WIDE: tl.constexpr):
         codes = words.to(tl.int32)
         first, second = decode_e2m1(codes) * scale, decode_e2m1(codes >> 4) * scale
         third, fourth = decode_e2m1(codes >> 8) * scale, decode_e2m1(codes >> 12) * scale
-        return first.to(_VALUE), second.to(_VALUE), third.to(_VALUE), fourth.to(_VALUE)
+        return to_bf16(first), to_bf16(second), to_bf16(third), to_bf16(fourth)
     if WIDE:
         factors = decode_ue8m0(exponents).to(tl.bfloat16)
     else:
@@ -102,8 +99,8 @@ def _load(rows, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _dot(values, planes, column, live, total):
     """One plane's part of a product."""
-    x = tl.load(planes[:, None] + column[None, :], mask=live, other=0.0).to(_VALUE)
-    return tl.dot(values, x.T, total, input_precision="ieee")
+    x = tl.load(planes[:, None] + column[None, :], mask=live, other=0.0)
+    return dot_bf16(values, x.T, total)
 
 
 @triton.jit
