@@ -54,7 +54,7 @@ def build_engine(
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
     device = resolve_device(config.device)
-    weights = _open_weights(config)
+    weights = _open_weights(config, device)
     model_config = weights.config
     dtype = resolve_dtype(config.dtype, device)
     kernels = choose(config.kernel_backend, device, dtype)
@@ -156,17 +156,17 @@ class _Weights:
     token_map: Sequence[int] | None
 
 
-def _open_weights(config: EngineConfig) -> _Weights:
+def _open_weights(config: EngineConfig, device: torch.device) -> _Weights:
     if config.load_format == "dummy":
         named = config.model in PRESETS
         folder = None if named else resolve_checkpoint(config.model)
         model_config = preset(config.model) if folder is None else load_model_config(folder)
-        dummy = DummySource(model_config, seed=config.seed)
+        dummy = DummySource(model_config, seed=config.seed, device=device)
         return _Weights(model_config, dummy, _tokenizer_file(folder), None)
     folder = resolve_checkpoint(config.model, config.revision)
     model_config, file = load_model_config(folder), _tokenizer_file(folder)
     token_map = _token_map(folder, file) if model_config.engram_layer_ids else None
-    source = CheckpointSource(Checkpoint(folder), model_config)
+    source = CheckpointSource(Checkpoint(folder), model_config, device=device)
     return _Weights(model_config, source, file, token_map)
 
 

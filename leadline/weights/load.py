@@ -1,7 +1,8 @@
 """Where a model's weights come from: a checkpoint, or a seed.
 
 Both sources implement ``source.WeightSource``. They differ in where stored tensors come from;
-slicing, decoding, checking and the account of what was taken are the same code.
+slicing, decoding, checking and the account of what was taken are the same code. What is read goes
+to the device as stored, and is checked and decoded there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import HostEngramTable, to_tensor
 from leadline.weights.formats import PACKINGS, decode, magnitude_bounds, scale_name
 from leadline.weights.names import Part, Role, WeightSpec, model_weights
-from leadline.weights.random_init import random_tensors
+from leadline.weights.random_init import random_bytes, random_tensors
 from leadline.weights.source import FULL
 from leadline.weights.verify import verify
 
@@ -33,10 +34,13 @@ logger = logging.getLogger(__name__)
 PLAUSIBLE = (1e-10, 1e4)
 
 
-class _Stored(Protocol):
-    """Tensors as files hold them."""
+_CPU = torch.device("cpu")
 
-    def array(self, name: str) -> npt.NDArray[Any]: ...
+
+class _Stored(Protocol):
+    """Tensors as files hold them, or on a device."""
+
+    def array(self, name: str) -> npt.NDArray[Any] | Tensor: ...
 
     def describe(self, name: str) -> str: ...
 
@@ -49,11 +53,13 @@ class _Source:
         stored: _Stored,
         weights: dict[str, WeightSpec],
         formats: dict[str, WeightFormat],
+        device: torch.device,
         progress: Any = None,
     ) -> None:
         self._stored = stored
         self._weights = weights
         self._formats = formats
+        self._device = device
         self._progress = progress
         self._taken: Counter[str] = Counter()
 
@@ -112,12 +118,14 @@ class _Source:
         shape, (format,) = self._weights[names[0]].shape, formats
         if packed and format is not WeightFormat.PLAIN:
             packing = PACKINGS[format]
-            codes = torch.empty(len(names), *packing.code_shape(shape), dtype=torch.uint8)
-            scales = torch.empty(len(names), *packing.scale_shape(shape), dtype=torch.uint8)
+            codes, scales = (
+                torch.empty(len(names), *part, dtype=torch.uint8, device=self._device)
+                for part in (packing.code_shape(shape), packing.scale_shape(shape))
+            )
             for expert, name in enumerate(names):
                 codes[expert], scales[expert] = self._packed(name, (FULL, FULL))
             return PackedWeight(codes, scales, format, dtype=dtype)
-        dense = torch.empty(len(names), *shape, dtype=dtype)
+        dense = torch.empty(len(names), *shape, dtype=dtype, device=self._device)
         for row, name in zip(dense, names, strict=True):
             row.copy_(self._matrix(name, (FULL, FULL)))
         return LinearWeight(dense, format)
@@ -126,10 +134,9 @@ class _Source:
         """``{name}.weight`` and its scales, left where they are and gathered by row."""
         weight = f"{name}.weight"
         self._taken[weight] += 1
-        codes = self._stored.array(weight)
         packed = self._formats[weight] is not WeightFormat.PLAIN
-        scales = self._stored.array(scale_name(weight)) if packed else None
-        return HostEngramTable(codes, scales, dtype)
+        scales = self._host_array(scale_name(weight)) if packed else None
+        return HostEngramTable(self._host_array(weight), scales, dtype)
 
     def finish(self) -> None:
         """Close the progress bar, and assert that one rank took every weight exactly once."""
@@ -188,11 +195,16 @@ class _Source:
         raise CheckpointError(f"{self._stored.describe(name)} holds NaN at [{row}, {col}]: {cause}")
 
     def _read(self, name: str, index: tuple[slice, ...]) -> Tensor:
-        """A copy of part of a stored tensor; nothing but that part is touched."""
-        values = np.array(self._stored.array(name)[index])
+        """A copy of part of a stored tensor, on the device; nothing but that part is touched."""
+        part = self._stored.array(name)[index]
+        values = part if isinstance(part, Tensor) else to_tensor(np.array(part))
         if self._progress is not None:
             self._progress.update(values.nbytes)
-        return to_tensor(values)
+        return values.to(self._device)
+
+    def _host_array(self, name: str) -> npt.NDArray[Any]:
+        stored = self._stored.array(name)
+        return stored.cpu().numpy() if isinstance(stored, Tensor) else stored
 
 
 class CheckpointSource(_Source):
@@ -203,6 +215,7 @@ class CheckpointSource(_Source):
     Args:
         checkpoint: the files.
         config: what they must hold; draft and vision tensors are skipped.
+        device: where tensors go; n-gram tables stay where they are.
         show_progress: a progress bar in bytes, on a terminal only.
 
     Raises:
@@ -210,7 +223,12 @@ class CheckpointSource(_Source):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, *, show_progress: bool = True
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        *,
+        device: torch.device = _CPU,
+        show_progress: bool = True,
     ) -> None:
         contents = verify(checkpoint, config)
         logger.info("%s: %s", checkpoint.path, contents.summary())
@@ -219,7 +237,7 @@ class CheckpointSource(_Source):
         unread |= {scale_name(name) for name in unread}
         to_read = sum(entry.nbytes for entry in contents.used if entry.name not in unread)
         progress = _progress_bar(to_read) if show_progress else None
-        super().__init__(checkpoint, contents.weights, contents.formats, progress)
+        super().__init__(checkpoint, contents.weights, contents.formats, device, progress)
 
 
 def _progress_bar(total: int) -> Any:
@@ -232,27 +250,45 @@ def _progress_bar(total: int) -> Any:
 
 
 class DummySource(_Source):
-    """Seeded random weights in the official formats: what ``tools.random_checkpoint`` writes."""
+    """Seeded random weights in the official formats.
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+    On a CPU they are those that ``tools.random_checkpoint`` writes. On a GPU the bytes themselves
+    are drawn, in place: 75 GB take seconds, and are the same on every GPU of a kind.
+
+    Args:
+        config: the model.
+        seed: of all weights.
+        device: where they are made.
+    """
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0, device: torch.device = _CPU) -> None:
         weights = {n: s for n, s in model_weights(config).items() if s.part is Part.BACKBONE}
         formats = {name: spec.format for name, spec in weights.items()}
-        super().__init__(_RandomTensors(weights, seed), weights, formats)
+        stored = _RandomTensors(weights, seed, device)
+        super().__init__(stored, weights, formats, device)
 
 
 class _RandomTensors:
     """Stored tensors that are made when asked for."""
 
-    def __init__(self, weights: dict[str, WeightSpec], seed: int) -> None:
+    def __init__(self, weights: dict[str, WeightSpec], seed: int, device: torch.device) -> None:
         # A scale is asked for by its own name, and made together with its codes.
         self._owners = {scale_name(name): spec for name, spec in weights.items()} | weights
         self._seed = seed
+        self._device = device
         self._last: dict[str, Tensor] = {}
 
-    def array(self, name: str) -> npt.NDArray[Any]:
+    def array(self, name: str) -> npt.NDArray[Any] | Tensor:
         if name not in self._last:
-            self._last = random_tensors(self._owners[name], seed=self._seed)
+            self._last = {}  # before the next is made: a table can be half of what memory holds
+            spec = self._owners[name]
+            if self._device.type == "cuda":
+                self._last = random_bytes(spec, seed=self._seed, device=self._device)
+            else:
+                self._last = random_tensors(spec, seed=self._seed)
         tensor = self._last[name]
+        if self._device.type == "cuda":
+            return tensor
         return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
     def describe(self, name: str) -> str:

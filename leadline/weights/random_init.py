@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,14 @@ from torch import Tensor
 from leadline.kernels.packed import WeightFormat
 from leadline.weights.formats import PACKINGS, encode, scale_name
 from leadline.weights.names import Role, WeightSpec
+
+_UE8M0_BIAS = 127
+# Root mean square of uniform codes: of E2M1, and of E4M3 below 2.
+_CODE_RMS = {
+    WeightFormat.MXFP4: 2.93,
+    WeightFormat.FP8_BLOCK32: 0.6,
+    WeightFormat.FP8_ROW32: 0.6,
+}
 
 # Values made at a time: bounds what large tables need on top of their packed bytes.
 _CHUNK_VALUES = 1 << 24
@@ -31,12 +40,9 @@ def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[
         seed: of the whole model.
         plain: leave packed formats out: bf16 ``[out, in]`` without a scale.
     """
-    digest = hashlib.sha256(f"{seed}/{spec.name}".encode()).digest()
-    # NumPy's, because torch draws other normal values on a CPU with other vector units.
-    generator = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    draws = _HostDraws(np.random.default_rng(_seed_of(spec, seed)))
     if plain or spec.format is WeightFormat.PLAIN:
-        dtype = torch.float32 if spec.dtype == "F32" else torch.bfloat16
-        return {spec.name: _plain_values(spec, generator).to(dtype)}
+        return {spec.name: _plain_values(spec, draws).to(_dtype_of(spec))}
     packing = PACKINGS[spec.format]
     codes = torch.empty(packing.code_shape(spec.shape), dtype=torch.uint8)
     scales = torch.empty(packing.scale_shape(spec.shape), dtype=torch.uint8)
@@ -44,27 +50,60 @@ def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[
     step = max(32, _CHUNK_VALUES // cols // 32 * 32)
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        values = _matrix_values((part.stop - start, cols), generator)
+        values = _matrix_values((part.stop - start, cols), draws)
         code_cut, scale_cut = packing.cut(spec.shape, (part, slice(None)))
         codes[code_cut], scales[scale_cut] = encode(spec.format, values)
     return {spec.name: codes, scale_name(spec.name): scales}
 
 
-def _matrix_values(shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
+def random_bytes(spec: WeightSpec, *, seed: int, device: torch.device) -> dict[str, Tensor]:
+    """As ``random_tensors``, drawn where they are to stay, and packed ones as bytes.
+
+    Codes are uniform: of E4M3 those below 2 in magnitude, of E2M1 all. Their scales bring a matrix
+    to the magnitude of ``random_tensors``; other values than those, and other on another device.
+    """
+    draws = _DeviceDraws(torch.Generator(device).manual_seed(_seed_of(spec, seed)))
+    if spec.format is WeightFormat.PLAIN:
+        return {spec.name: _plain_values(spec, draws).to(_dtype_of(spec))}
+    packing = PACKINGS[spec.format]
+    codes = draws.integers(0, 256, packing.code_shape(spec.shape)).to(torch.uint8)
+    if spec.format is not WeightFormat.MXFP4:
+        codes &= 0xBF  # without the exponent's highest bit there is no NaN either
+    exponent = round(math.log2(_size_of(spec.shape[1]) / _CODE_RMS[spec.format]))
+    level = _UE8M0_BIAS + exponent
+    scales = draws.integers(level - 1, level + 2, packing.scale_shape(spec.shape)).to(torch.uint8)
+    return {spec.name: codes, scale_name(spec.name): scales}
+
+
+def _seed_of(spec: WeightSpec, seed: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{spec.name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _dtype_of(spec: WeightSpec) -> torch.dtype:
+    return torch.float32 if spec.dtype == "F32" else torch.bfloat16
+
+
+def _size_of(cols: int) -> float:
+    """What the values of a matrix deviate by."""
+    return min(0.05, 1 / math.sqrt(cols))
+
+
+def _matrix_values(shape: tuple[int, ...], draws: _Draws) -> Tensor:
     """N(0, s) with s about 0.05, or less for wide inputs, and a level of its own per tile.
 
     The level (2^-2 .. 2^1) makes neighbouring scales differ, as those of trained weights do.
     """
     rows, cols = shape
-    values = _normal(shape, generator) * min(0.05, 1 / math.sqrt(cols))
-    tiles = torch.from_numpy(generator.integers(-2, 2, (-(-rows // 32), -(-cols // 32))))
+    values = draws.normal(shape) * _size_of(cols)
+    tiles = draws.integers(-2, 2, (-(-rows // 32), -(-cols // 32)))
     levels = torch.exp2(tiles.float()).repeat_interleave(32, 0).repeat_interleave(32, 1)
     return values * levels[:rows, :cols]
 
 
-def _plain_values(spec: WeightSpec, generator: np.random.Generator) -> Tensor:
+def _plain_values(spec: WeightSpec, draws: _Draws) -> Tensor:
     """float32 values of the magnitudes that v41-model section 11 suggests, by what they are."""
-    normal = _normal(spec.shape, generator)
+    normal = draws.normal(spec.shape)
     name = spec.name
     if name.endswith("attn_sink"):
         return normal
@@ -73,13 +112,58 @@ def _plain_values(spec: WeightSpec, generator: np.random.Generator) -> Tensor:
     if spec.role is Role.NORM or name.endswith(("norm.weight", "q_weight", "k_weight")):
         return 1 + normal * 0.05
     if name.endswith("_scale"):
-        return torch.from_numpy(generator.random(spec.shape, dtype=np.float32)) + 0.5
+        return draws.uniform(spec.shape) + 0.5
     if name.endswith("_base"):
         return normal * 0.5
     if name.endswith("_fn"):
         return normal * min(0.02, 1 / math.sqrt(spec.shape[1]))
-    return _matrix_values(spec.shape, generator)
+    return _matrix_values(spec.shape, draws)
 
 
-def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:
-    return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
+class _Draws(Protocol):
+    """Random numbers of one weight: float32, and integers from ``low`` up to below ``high``."""
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor: ...
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor: ...
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> Tensor: ...
+
+
+class _HostDraws:
+    """NumPy's, because torch draws other normal values on a CPU with other vector units."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(self._generator.standard_normal(shape, dtype=np.float32))
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(self._generator.random(shape, dtype=np.float32))
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(self._generator.integers(low, high, shape))
+
+
+class _DeviceDraws:
+    """torch's; integers are bytes."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self._generator, device=self._generator.device)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self._generator.device)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(
+            low,
+            high,
+            shape,
+            generator=self._generator,
+            device=self._generator.device,
+            dtype=torch.int8 if low < 0 else torch.uint8,
+        )

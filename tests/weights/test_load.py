@@ -101,6 +101,19 @@ def test_dummy_weights_are_those_of_the_random_checkpoint(folder: Path) -> None:
     dummy.finish()
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_weights_are_read_and_made_there(folder: Path) -> None:
+    device = torch.device("cuda")
+    read = CheckpointSource(Checkpoint(folder), CONFIG, device=device, show_progress=False)
+    expected = take_all(open_source(folder), CONFIG)
+    for name, values in take_all(read, CONFIG).items():
+        assert torch.equal(values.cpu(), expected[name]), name
+    made = DummySource(CONFIG, device=device)
+    for values in take_all(made, CONFIG, packed=True).values():
+        assert values.isfinite().all()
+    made.finish()
+
+
 def test_a_plain_checkpoint_gives_plain_weights(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "plain", CONFIG, plain=True)
     source = open_source(tmp_path / "plain")

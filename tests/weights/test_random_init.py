@@ -7,8 +7,9 @@ import torch
 
 import leadline.weights.random_init
 from leadline.config.presets import preset
+from leadline.weights.formats import decode
 from leadline.weights.names import WeightSpec, model_weights
-from leadline.weights.random_init import random_tensors
+from leadline.weights.random_init import random_bytes, random_tensors
 
 WEIGHTS = model_weights(preset("tiny-window128"))
 PACKED = ["layers.0.attn.wq_b", "layers.0.ffn.experts.0.w1", "layers.1.engram.embed"]
@@ -47,3 +48,25 @@ def test_large_weights_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     codes = made["layers.1.engram.embed.weight"]
     assert codes.shape == (630, 32)
     assert codes.count_nonzero(dim=1).min() > 16
+
+
+@pytest.mark.parametrize("stem", PACKED)
+def test_bytes_drawn_in_place_have_the_magnitude_of_encoded_weights(stem: str) -> None:
+    spec, sizes = weight(stem), []
+    for made in (
+        random_tensors(spec, seed=5),
+        random_bytes(spec, seed=5, device=torch.device("cpu")),
+    ):
+        values = decode(spec.format, made[f"{stem}.weight"], made[f"{stem}.scale"])
+        assert values.isfinite().all()
+        sizes.append(values.square().mean().sqrt())
+    assert 0.5 < sizes[1] / sizes[0] < 2
+
+
+@pytest.mark.parametrize("stem", [*PACKED, "layers.0.ffn.gate"])
+def test_bytes_drawn_in_place_follow_from_seed_and_name(stem: str) -> None:
+    first, again, other = (
+        random_bytes(weight(stem), seed=seed, device=torch.device("cpu")) for seed in (3, 3, 4)
+    )
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first[f"{stem}.weight"], other[f"{stem}.weight"])
