@@ -36,6 +36,7 @@ usage: leadline COMMAND ...
   serve [MODEL]       OpenAI-compatible HTTP server
   chat [MODEL]        chat in the terminal
   generate PROMPT     complete a text; - reads it from standard input
+  bench KIND [MODEL]  latency or throughput of the engine in this process
   eval [MODEL]        what a model can do, and what lossy switches cost it
   inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
   completion SHELL    completion for bash, zsh or fish: eval "$(leadline completion bash)"
@@ -235,6 +236,33 @@ def _eval_parser() -> FlagParser:
     )
 
 
+def bench(argv: Sequence[str]) -> None:
+    """``leadline bench latency|throughput [MODEL] [flags]``."""
+    from leadline.bench.command import KINDS, bench_main
+    from leadline.bench.options import BenchOptions
+
+    values, positionals = _bench_parser().parse(argv, os.environ)
+    kind = next((kind for kind in KINDS if positionals[:1] == [kind]), None)
+    if kind is None:
+        found = f"; got {positionals[0]!r}" if positionals else ""
+        raise ConfigError(f"bench needs what to measure first, {' or '.join(KINDS)}{found}")
+    config = _engine_config(values, positionals[1:])
+    bench_main(
+        kind, from_values(BenchOptions, values), config, shlex.join(["leadline", "bench", *argv])
+    )
+
+
+def _bench_parser() -> FlagParser:
+    from leadline.bench.options import BenchOptions
+
+    return FlagParser(
+        "leadline bench",
+        "latency|throughput [MODEL]",
+        "Measure the engine without HTTP: one batch, or as many requests as are given.",
+        [BenchOptions, EngineConfig],
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
     """What is asked about a model.
@@ -284,6 +312,7 @@ PARSERS: dict[str, Callable[[], FlagParser]] = {
     "serve": _serve_parser,
     "chat": _chat_parser,
     "generate": _generate_parser,
+    "bench": _bench_parser,
     "eval": _eval_parser,
     "inspect": _inspect_parser,
 }
@@ -292,6 +321,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "serve": serve,
     "chat": chat,
     "generate": generate,
+    "bench": bench,
     "eval": evaluate,
     "inspect": inspect,
     "completion": completion,

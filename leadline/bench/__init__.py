@@ -1,0 +1,1 @@
+"""How fast a model runs in this process: no HTTP, no files but the model's."""
