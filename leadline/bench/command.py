@@ -62,8 +62,8 @@ def bench_main(kind: Kind, options: BenchOptions, config: EngineConfig, command:
         about = circumstances(kind, options, config, command)
         file.write_text(json.dumps(about | {"results": found}, indent=2) + "\n", encoding="utf-8")
     header, *rows = table(found)
-    title = f"{count} requests, {options.input_len} + {options.output_len} tokens, {len(runs)} runs"
-    shown = Table(*header, title=title)
+    size = f"{count} x ({options.input_len} + {options.output_len}) tokens"
+    shown = Table(*header, title=f"{kind}: {size}, {len(runs)} runs")
     for row in rows:
         shown.add_row(*row)
     Console().print(shown)
