@@ -17,6 +17,7 @@ from leadline.kernels.triton import (
     grouped_linear,
     indexer,
     linear,
+    logprobs,
     mhc,
     norm,
     router,
@@ -59,5 +60,6 @@ IMPLEMENTATIONS = {
         sampling.apply_penalties,
         sampling.greedy,
         sampling.sample,
+        logprobs.logprobs,
     )
 }

@@ -20,12 +20,14 @@ from torch import Tensor
 from leadline.kernels.reference import sampling as reference
 from leadline.kernels.triton.sampling_cuts import (
     NOTHING,
+    column_of,
     cut_keys,
     first_key_of_weight,
     is_finite,
     key_of,
     load_tile,
     pick,
+    ranked,
     sums_of_tiles,
     weight_of,
 )
@@ -114,14 +116,13 @@ def greedy(logits_RV: Tensor) -> Tensor:
 
 @triton.jit
 def _best_of_tile(logits, best, vocab, TILE: tl.constexpr):
-    """Key and id in one integer: the larger key wins, then the smaller id."""
     tile, row = tl.program_id(0), tl.program_id(1)
     column = tile * TILE + tl.arange(0, TILE)
     logit = tl.load(
         logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf")
     )
-    packed = (key_of(logit).to(tl.int64) << 32) | (0x7FFFFFFF - column)
-    tl.store(best + row * tl.num_programs(0) + tile, tl.max(packed, axis=0))
+    packed = tl.max(ranked(key_of(logit), column), axis=0)
+    tl.store(best + row * tl.num_programs(0) + tile, packed)
 
 
 @triton.jit
@@ -129,8 +130,8 @@ def _best_of_row(best, out, tiles, TILES: tl.constexpr):
     row, tile = tl.program_id(0), tl.arange(0, TILES)
     packed = tl.load(best + row * tiles + tile, mask=tile < tiles, other=-(2**63))
     packed = tl.max(packed, axis=0)
-    token = 0x7FFFFFFF - (packed & 0x7FFFFFFF)
-    tl.store(out + row, tl.where(is_finite((packed >> 32).to(tl.int32)), token, -1))
+    valid = is_finite((packed >> 32).to(tl.int32))
+    tl.store(out + row, tl.where(valid, column_of(packed), -1))
 
 
 @_in_float32(reference.sample)
