@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import Case, Rate, same
+from benchmarks.kernel_cases.case import Case, Rate, same, within
 from leadline.kernels.reference import sampling as reference
-from leadline.kernels.triton import sampling
+from leadline.kernels.triton import logprobs, sampling
 
 VOCAB = 129280
 CUTS: dict[str, tuple[float, int, float]] = {  # min_p, top_k, top_p
@@ -78,6 +78,22 @@ def _penalise(implementation: Callable[..., Tensor], logits: Tensor, *rest: Tens
     )
 
 
+def _make_logprobs(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return _peaked(rows, device), torch.randint(VOCAB, (rows,), device=device)
+
+
+def _logprobs_by_torch(logits: Tensor, tokens: Tensor, *, count: int) -> tuple[Tensor, ...]:
+    """What engines without a kernel launch; of equal values any."""
+    values = logits.log_softmax(-1)
+    chosen = values.gather(-1, tokens[:, None])
+    return chosen, (values >= chosen).sum(-1), *values.topk(count)
+
+
+def _check_logprobs(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+    same(actual[1::2], wanted[1::2])
+    return within(2e-6)(actual[::2], wanted[::2])
+
+
 def _peers(cut: str, index: int) -> dict[str, float]:
     return {name: times[index] for name, times in _PEERS.get(cut, {}).items()}
 
@@ -119,6 +135,24 @@ CASES = [
         for shape, cuts in (("peaked", tuple(CUTS)), ("flat", ("none", "p=0.95")))
         for cut in cuts
         for index, rows in enumerate(ROWS)
+    ),
+    *(
+        Case(
+            kernel="14",
+            op="logprobs",
+            shape=f"n={count},R={rows}",
+            make=functools.partial(_make_logprobs, rows),
+            fused=functools.partial(logprobs.logprobs, count=count),
+            twin=functools.partial(reference.logprobs, count=count),
+            unfused=functools.partial(_logprobs_by_torch, count=count),
+            check=_check_logprobs,
+            bytes=rows * VOCAB * 4,
+            rate=Rate.FP32,
+            target_us=12.0 if rows <= 8 else None,
+            target_share=0.6 if rows >= 64 else None,
+        )
+        for count in (0, 5, 20)
+        for rows in ROWS
     ),
     *(
         Case(

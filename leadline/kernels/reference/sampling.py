@@ -133,7 +133,7 @@ def _keep_top(probs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
 
 
 def _down_to(last_R1: Tensor, count_R1: Tensor | int, values_RV: Tensor) -> Tensor:
-    """``[R, V]`` bool: the ``count`` largest, the least of them being ``last``; of equals the first."""
+    """``[R, V]`` bool: the ``count`` largest, down to ``last``, of which the smaller ids."""
     above_RV, equal_RV = values_RV > last_R1, values_RV == last_R1
     num_equal_R1 = count_R1 - above_RV.sum(-1, keepdim=True)
     return above_RV | (equal_RV & (equal_RV.cumsum(-1) <= num_equal_R1))
