@@ -211,29 +211,31 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = ()) -> list[int]:
     """Greedy rows take the best id, the others draw; but those of rows ``beside`` do not count."""
-    tokens = ops.greedy(logits).tolist()
     others = set(beside)
     drawn = [i for i, r in enumerate(requests) if not r.sampling.is_greedy and i not in others]
-    if not drawn:
-        return tokens
+    if drawn and len(drawn) == len(requests):
+        return _sample(logits, requests).tolist()
+    tokens = ops.greedy(logits)
+    if drawn:
+        tokens[drawn] = _sample(logits[drawn], [requests[i] for i in drawn])
+    return tokens.tolist()
 
-    params = [requests[i].sampling for i in drawn]
-    uniforms = [ops.counter_uniform(requests[i].seed, len(requests[i].tokens)) for i in drawn]
+
+def _sample(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """``[v]`` int64: a draw of every row."""
+    params = [request.sampling for request in requests]
 
     def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
-    sampled = ops.sample(
-        logits[drawn],
+    return ops.sample(
+        logits,
         temperature_R=column([p.temperature for p in params]),
         min_p_R=column([p.min_p for p in params]),
         top_k_R=column([p.top_k for p in params], torch.int64),
         top_p_R=column([p.top_p for p in params]),
-        uniform_R=column(uniforms),
+        uniform_R=column([ops.counter_uniform(r.seed, len(r.tokens)) for r in requests]),
     )
-    for row, token in zip(drawn, sampled.tolist(), strict=True):
-        tokens[row] = token
-    return tokens
 
 
 def _logprobs(
@@ -248,5 +250,6 @@ def _logprobs(
     if not counts:
         return {}
     rows = list(counts)
-    entries = token_logprobs(logits[rows], [tokens[row] for row in rows], list(counts.values()))
+    asked = logits if len(rows) == len(requests) else logits[rows]
+    entries = token_logprobs(asked, [tokens[row] for row in rows], list(counts.values()))
     return dict(zip(rows, entries, strict=True))

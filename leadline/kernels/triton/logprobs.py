@@ -108,7 +108,7 @@ def _summarise(
         tl.store(clusters + place, number_of(key))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # or 1, and multiples of 16, would be compiled apart
 def _combine(
     logits,
     tokens,
