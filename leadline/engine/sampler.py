@@ -79,9 +79,7 @@ class Sampler:
         self._mask_by_grammars(logits, requests)
         for row, request in zip(logits, requests, strict=True):
             self._hold_back(row, request)
-        penalised = [i for i, request in enumerate(requests) if _has_penalties(request.sampling)]
-        if penalised:
-            logits[penalised] = _penalise(logits[penalised], [requests[i] for i in penalised])
+        _penalise(logits, requests)
         for row, request in zip(logits, requests, strict=True):
             if _is_thinking_over(request):
                 _force(row, request)
@@ -188,21 +186,24 @@ def _adjusts_logits(request: Request) -> bool:
     )
 
 
-def _penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    counts = np.zeros(logits.shape, dtype=np.int64)
-    seen = np.zeros(logits.shape, dtype=np.bool_)
+def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
+    said = []
     for row, request in enumerate(requests):
+        if not _has_penalties(request.sampling):
+            continue
         tokens = np.array(request.tokens)
-        seen[row, tokens] = True
-        np.add.at(counts[row], tokens[request.num_prompt_tokens :], 1)
+        (ids,) = np.bincount(tokens).nonzero()
+        counts = np.bincount(tokens[request.num_prompt_tokens :], minlength=logits.shape[1])[ids]
+        said.append(np.stack([np.full_like(ids, row), ids, counts]))
+    if not said:
+        return
 
     def column(name: str) -> Tensor:
         return logits.new_tensor([getattr(request.sampling, name) for request in requests])
 
-    return ops.apply_penalties(
+    ops.apply_penalties(
         logits,
-        torch.from_numpy(counts).to(logits.device),
-        torch.from_numpy(seen).to(logits.device),
+        *torch.from_numpy(np.concatenate(said, axis=1)).to(logits.device),
         presence_R=column("presence_penalty"),
         frequency_R=column("frequency_penalty"),
         repetition_R=column("repetition_penalty"),

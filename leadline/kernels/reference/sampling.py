@@ -5,7 +5,7 @@ that a draw depends on its own row, its parameters and its uniform number only. 
 valid distribution (a NaN, an infinite maximum, nothing allowed) yields the token -1.
 """
 
-# Shapes: R rows, V vocabulary
+# Shapes: R rows, V vocabulary, N what was said in all rows
 
 from __future__ import annotations
 
@@ -35,31 +35,29 @@ def _mix64(value: int) -> int:
 
 def apply_penalties(
     logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    seen_RV: Tensor,
+    row_N: Tensor,
+    id_N: Tensor,
+    count_N: Tensor,
     *,
     presence_R: Tensor,
     frequency_R: Tensor,
     repetition_R: Tensor,
-) -> Tensor:
-    """Penalise what was said: repetition divides (or multiplies), the other two subtract.
+) -> None:
+    """Penalise what was said, in place: repetition divides or multiplies, the others subtract.
 
     Args:
-        logits_RV: ``[R, V]`` float32 or float64.
-        output_counts_RV: ``[R, V]`` int64, how often each id was generated.
-        seen_RV: ``[R, V]`` bool, ids of the prompt or of the generated tokens.
+        logits_RV: ``[R, V]`` float32 or float64, contiguous.
+        row_N: ``[N]`` int64, rows of what was said.
+        id_N: ``[N]`` int64, ids of the row's prompt or generated tokens; each once a row.
+        count_N: ``[N]`` int64, how often the id was generated.
         presence_R: ``[R]``, subtracted once from ids that were generated.
         frequency_R: ``[R]``, subtracted once per generated occurrence.
-        repetition_R: ``[R]``, above 0: moves the logits of seen ids down when above 1.
-
-    Returns:
-        ``[R, V]`` in the dtype of ``logits_RV``.
+        repetition_R: ``[R]``, above 0: moves the logits of what was said down when above 1.
     """
-    factor_R1 = repetition_R[:, None]
-    repeated_RV = torch.where(logits_RV > 0, logits_RV / factor_R1, logits_RV * factor_R1)
-    logits_RV = torch.where(seen_RV, repeated_RV, logits_RV)
-    logits_RV = logits_RV - frequency_R[:, None] * output_counts_RV
-    return logits_RV - presence_R[:, None] * (output_counts_RV > 0)
+    logit_N, factor_N = logits_RV[row_N, id_N], repetition_R[row_N]
+    logit_N = torch.where(logit_N > 0, logit_N / factor_N, logit_N * factor_N)
+    logit_N = logit_N - frequency_R[row_N] * count_N
+    logits_RV[row_N, id_N] = logit_N - presence_R[row_N] * (count_N > 0)
 
 
 def greedy(logits_RV: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -32,16 +32,18 @@ from leadline.kernels.triton.sampling_cuts import (
     weight_of,
 )
 
+R = TypeVar("R")
+
 _TILE = 4096
 _LISTED = 256  # the best of a tile that are listed; all but flat distributions need no more
 
 
-def _in_float32(definition: Callable[..., Tensor]) -> Callable[..., Any]:
+def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]:
     """Logits of another dtype take the definition."""
 
-    def decorate(fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decorate(fast: Callable[..., R]) -> Callable[..., R]:
         @wraps(fast)
-        def call(logits_RV: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def call(logits_RV: Tensor, *args: Any, **kwargs: Any) -> R:
             run = fast if logits_RV.dtype == torch.float32 else definition
             return run(logits_RV, *args, **kwargs)
 
@@ -53,51 +55,42 @@ def _in_float32(definition: Callable[..., Tensor]) -> Callable[..., Any]:
 @_in_float32(reference.apply_penalties)
 def apply_penalties(
     logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    seen_RV: Tensor,
+    row_N: Tensor,
+    id_N: Tensor,
+    count_N: Tensor,
     *,
     presence_R: Tensor,
     frequency_R: Tensor,
     repetition_R: Tensor,
-) -> Tensor:
-    """One pass, rounding where the definition does."""
-    out = torch.empty_like(logits_RV, memory_format=torch.contiguous_format)
-    rows, vocab = logits_RV.shape
-    if rows:
-        block = min(triton.next_power_of_2(vocab), 1024)
-        _penalise[(triton.cdiv(vocab, block), rows)](
-            logits_RV.contiguous(),
-            output_counts_RV.contiguous(),
-            seen_RV.contiguous(),
-            presence_R,
-            frequency_R,
-            repetition_R,
-            out,
-            vocab,
-            BLOCK=block,
+) -> None:
+    """One launch, rounding where the definition does."""
+    said = len(row_N)
+    if said:
+        _penalise[(triton.cdiv(said, 512),)](
+            *(logits_RV, row_N, id_N, count_N, presence_R, frequency_R, repetition_R),
+            *(logits_RV.shape[1], said),
+            BLOCK=512,
             num_warps=4,
             enable_fp_fusion=False,
         )
-    return out
 
 
 @triton.jit
 def _penalise(
-    logits, counts, seen, presence, frequency, repetition, out, vocab, BLOCK: tl.constexpr
+    logits, rows, ids, counts, presence, frequency, repetition, vocab, said, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at, inside = row * vocab + column, column < vocab
-    logit = tl.load(logits + at, mask=inside, other=0.0)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < said
+    row = tl.load(rows + at, mask=inside, other=0)
     count = tl.load(counts + at, mask=inside, other=0)
-    was_seen = tl.load(seen + at, mask=inside, other=0) != 0
-    factor = tl.load(repetition + row).to(tl.float32)
-    divided = tl.div_rn(logit, tl.broadcast_to(factor, logit.shape))
-    repeated = tl.where(logit > 0, divided, logit * factor)
-    logit = tl.where(was_seen, repeated, logit)
-    logit -= tl.load(frequency + row).to(tl.float32) * count.to(tl.float32)
-    logit -= tl.load(presence + row).to(tl.float32) * (count > 0).to(tl.float32)
-    tl.store(out + at, logit, mask=inside)
+    place = logits + row * vocab + tl.load(ids + at, mask=inside, other=0)
+    logit = tl.load(place, mask=inside, other=0.0)
+    factor = tl.load(repetition + row, mask=inside, other=1.0).to(tl.float32)
+    logit = tl.where(logit > 0, tl.div_rn(logit, factor), logit * factor)
+    logit -= tl.load(frequency + row, mask=inside, other=0.0).to(tl.float32) * count.to(tl.float32)
+    each = tl.load(presence + row, mask=inside, other=0.0).to(tl.float32)
+    logit -= each * (count > 0).to(tl.float32)
+    tl.store(place, logit, mask=inside)
 
 
 @_in_float32(reference.greedy)
