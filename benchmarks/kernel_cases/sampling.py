@@ -60,6 +60,17 @@ def _sample(implementation: Callable[..., Tensor], logits: Tensor, *parameters: 
     return implementation(logits, **dict(zip(names, parameters, strict=True)))
 
 
+def _make_bitmask(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    size = (rows, VOCAB // 32)
+    words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=device)
+    return _peaked(rows, device), torch.arange(rows, device=device), words
+
+
+def _mask(implementation: Callable[..., None], logits: Tensor, *masks: Tensor) -> Tensor:
+    implementation(logits, *masks)
+    return logits
+
+
 def _make_penalties(rows: int, device: torch.device) -> tuple[Tensor, ...]:
     said = torch.rand(rows, VOCAB, device=device).topk(SAID).indices.flatten()
     row = torch.arange(rows, device=device).repeat_interleave(SAID)
@@ -150,6 +161,21 @@ CASES = [
             target_share=0.6 if rows >= 64 else None,
         )
         for count in (0, 5, 20)
+        for rows in ROWS
+    ),
+    *(
+        Case(
+            kernel="14",
+            op="apply_bitmask",
+            shape=f"R={rows}",
+            make=functools.partial(_make_bitmask, rows),
+            fused=functools.partial(_mask, sampling.apply_bitmask),
+            twin=functools.partial(_mask, reference.apply_bitmask),
+            unfused=functools.partial(_mask, reference.apply_bitmask),
+            check=same,
+            bytes=rows * VOCAB * (4 + 1 / 8),
+            rate=Rate.FP32,
+        )
         for rows in ROWS
     ),
     *(

@@ -98,10 +98,11 @@ class Sampler:
         for matcher, mask in zip(matchers, masks, strict=True):
             if matcher.is_error():
                 mask[:] = 0
-        words = torch.from_numpy(masks).to(logits.device)
-        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-        allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+        ops.apply_bitmask(
+            logits,
+            torch.tensor(rows, device=logits.device),
+            torch.from_numpy(masks).to(logits.device),
+        )
 
     def _hold_back(self, row: Tensor, request: Request) -> None:
         """Below ``min_tokens``, no end: unless nothing else is allowed (serving-api 9.1)."""

@@ -42,6 +42,7 @@ engram_hash = _unwatched(engram.engram_hash)
 gather_rows = _unwatched(engram.gather_rows)
 # Logits to ids, and how likely ids were: see ``reference.sampling``. -inf and NaN logits are
 # theirs to handle.
+apply_bitmask = _unwatched(sampling.apply_bitmask)
 apply_penalties = _unwatched(sampling.apply_penalties)
 counter_uniform = sampling.counter_uniform
 greedy = _unwatched(sampling.greedy)

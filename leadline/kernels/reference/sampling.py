@@ -5,7 +5,7 @@ that a draw depends on its own row, its parameters and its uniform number only. 
 valid distribution (a NaN, an infinite maximum, nothing allowed) yields the token -1.
 """
 
-# Shapes: R rows, V vocabulary, N what was said in all rows
+# Shapes: R rows, V vocabulary, N as each function says
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def _mix64(value: int) -> int:
     value = ((value ^ (value >> 30)) * _MUL1) & _MASK64
     value = ((value ^ (value >> 27)) * _MUL2) & _MASK64
     return value ^ (value >> 31)
+
+
+def apply_bitmask(logits_RV: Tensor, row_N: Tensor, words_NW: Tensor) -> None:
+    """Forbid ids, in place: where their bit is not set, logits become -inf (serving-api 9.4).
+
+    Args:
+        logits_RV: ``[R, V]`` float32 or float64, contiguous.
+        row_N: ``[N]`` int64, different rows; the others stay as they are.
+        words_NW: ``[N, ceil(V / 32)]`` int32, contiguous; id i has bit i % 32 of word i // 32.
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=words_NW.device)
+    allowed_NV = (words_NW[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits_RV.shape[1]]
+    logits_RV[row_N] = logits_RV[row_N].masked_fill(~allowed_NV, -torch.inf)
 
 
 def apply_penalties(

@@ -57,6 +57,7 @@ IMPLEMENTATIONS = {
         engram.engram_hash,
         engram.engram_inject,
         engram.gather_rows,
+        sampling.apply_bitmask,
         sampling.apply_penalties,
         sampling.greedy,
         sampling.sample,

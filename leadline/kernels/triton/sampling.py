@@ -1,4 +1,4 @@
-"""Sampling: logits to token ids in two launches (kernels.md 14).
+"""Sampling: logits to token ids in two launches, and what changes logits before (kernels.md 14).
 
 Rows are cut into tiles of a fixed size, so that a row's result does not depend on how many rows
 there are. Weights are ``exp((logit - best) / temperature)`` in float64, exact to about 1e-14: a
@@ -50,6 +50,29 @@ def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]
         return call
 
     return decorate
+
+
+@_in_float32(reference.apply_bitmask)
+def apply_bitmask(logits_RV: Tensor, row_N: Tensor, words_NW: Tensor) -> None:
+    """One launch, which reads no logits."""
+    masks, words = words_NW.shape
+    if masks:
+        vocab = logits_RV.shape[1]
+        _forbid[(triton.cdiv(vocab, 1024), masks)](
+            *(logits_RV, row_N, words_NW, vocab, words), BLOCK=1024, num_warps=4
+        )
+
+
+@triton.jit
+def _forbid(logits, rows, masks, vocab, words, BLOCK: tl.constexpr):
+    index = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab
+    word = tl.load(masks + index.to(tl.int64) * words + column // 32, mask=inside, other=0)
+    is_forbidden = ((word >> (column % 32)) & 1) == 0
+    nothing = tl.full(column.shape, float("-inf"), tl.float32)
+    at = tl.load(rows + index) * vocab + column
+    tl.store(logits + at, nothing, mask=inside & is_forbidden)
 
 
 @_in_float32(reference.apply_penalties)

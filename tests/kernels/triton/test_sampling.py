@@ -190,6 +190,26 @@ def test_greedy_takes_the_first_of_equals(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [1, 31, 64, 1300])
+def test_bitmasks(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
+    """Bits behind the vocabulary do not count, nor do rows without a mask; NaN is forbidden too."""
+    logits = logits_of(4, vocab=vocab).to(device, dtype)
+    logits[2, 0] = torch.nan
+    size = (3, (vocab + 31) // 32)
+    words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=device)
+    words[0], words[1] = 0, -1
+    rows = torch.tensor([2, 0, 3], device=device)
+    actual, wanted = logits.clone(), logits.clone()
+    sampling.apply_bitmask(actual, rows, words)
+    reference.apply_bitmask(wanted, rows, words)
+    assert torch.equal(actual, wanted)
+    assert torch.equal(actual[:2], logits[:2])
+    assert bool((actual[2] == -torch.inf).all())
+    sampling.apply_bitmask(actual, rows[:0], words[:0])
+    assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_penalties(device: torch.device, dtype: torch.dtype) -> None:
     """Bit for bit, of a masked id too; a row of which nothing was said stays as it is."""
     logits = logits_of(4, vocab=1500).to(device, dtype)
