@@ -32,9 +32,9 @@ def token_logprobs(
     return [
         TokenLogprobs(
             token_id,
-            row[0],
-            int(row[1]),
-            tuple(zip(map(int, row[2 + most : 2 + most + n]), row[2 : 2 + n], strict=True)),
+            value,
+            int(place),
+            tuple(zip(map(int, best[most : most + n]), best[:n], strict=True)),
         )
-        for token_id, row, n in zip(token_ids, rows, wanted, strict=True)
+        for token_id, n, (value, place, *best) in zip(token_ids, wanted, rows, strict=True)
     ]
