@@ -177,7 +177,7 @@ def logprobs(
         NaN everywhere, and ranks and ids that mean nothing, though they are in range.
     """
     values_RV = logits_RV.double().log_softmax(-1)
-    logits_RV = torch.where(logits_RV.isnan(), torch.inf, logits_RV)
+    logits_RV = logits_RV.nan_to_num(torch.inf, torch.inf, -torch.inf)
     token_R1 = token_R[:, None]
     chosen_R1 = logits_RV.gather(-1, token_R1)
     is_before_RV = torch.arange(logits_RV.shape[-1], device=logits_RV.device) < token_R1
