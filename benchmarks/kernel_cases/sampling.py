@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import Case, Rate, same
+from benchmarks.kernel_cases.case import Case, Rate, same, within
 from leadline.kernels.reference import sampling as reference
-from leadline.kernels.triton import sampling
+from leadline.kernels.triton import logprobs, sampling
 
 VOCAB = 129280
 CUTS: dict[str, tuple[float, int, float]] = {  # min_p, top_k, top_p
@@ -28,6 +28,7 @@ _PEERS = {  # kernels.md 18.9
     "p=0.95": {"vLLM top-p mask": (64.2, 95.4, 541.0), "torch sort": (104.0, 359.0, 1091.0)},
 }
 ROWS = (1, 8, 64)
+SAID = 4000  # different ids of a long context
 
 
 def _peaked(rows: int, device: torch.device) -> Tensor:
@@ -59,23 +60,47 @@ def _sample(implementation: Callable[..., Tensor], logits: Tensor, *parameters: 
     return implementation(logits, **dict(zip(names, parameters, strict=True)))
 
 
+def _make_bitmask(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    size = (rows, VOCAB // 32)
+    words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=device)
+    return _peaked(rows, device), torch.arange(rows, device=device), words
+
+
+def _mask(implementation: Callable[..., None], logits: Tensor, *masks: Tensor) -> Tensor:
+    implementation(logits, *masks)
+    return logits
+
+
 def _make_penalties(rows: int, device: torch.device) -> tuple[Tensor, ...]:
-    counts = torch.randint(-50, 4, (rows, VOCAB), device=device).clamp(min=0)
-    seen = counts > 0
+    said = torch.rand(rows, VOCAB, device=device).topk(SAID).indices.flatten()
+    row = torch.arange(rows, device=device).repeat_interleave(SAID)
+    count = torch.randint(-50, 4, row.shape, device=device).clamp(min=0)
     columns = torch.rand(3, rows, device=device) + 0.5
-    return _peaked(rows, device), counts, seen, *columns
+    return _peaked(rows, device), row, said, count, *columns
 
 
-def _penalise(implementation: Callable[..., Tensor], logits: Tensor, *rest: Tensor) -> Tensor:
-    counts, seen, presence, frequency, repetition = rest
-    return implementation(
-        logits,
-        counts,
-        seen,
-        presence_R=presence,
-        frequency_R=frequency,
-        repetition_R=repetition,
+def _penalise(implementation: Callable[..., None], logits: Tensor, *rest: Tensor) -> Tensor:
+    *said, presence, frequency, repetition = rest
+    implementation(
+        logits, *said, presence_R=presence, frequency_R=frequency, repetition_R=repetition
     )
+    return logits
+
+
+def _make_logprobs(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return _peaked(rows, device), torch.randint(VOCAB, (rows,), device=device)
+
+
+def _logprobs_by_torch(logits: Tensor, tokens: Tensor, *, count: int) -> tuple[Tensor, ...]:
+    """What engines without a kernel launch; of equal values any."""
+    values = logits.log_softmax(-1)
+    chosen = values.gather(-1, tokens[:, None])
+    return chosen, (values >= chosen).sum(-1), *values.topk(count)
+
+
+def _check_logprobs(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+    same(actual[1::2], wanted[1::2])
+    return within(2e-6)(actual[::2], wanted[::2])
 
 
 def _peers(cut: str, index: int) -> dict[str, float]:
@@ -123,6 +148,39 @@ CASES = [
     *(
         Case(
             kernel="14",
+            op="logprobs",
+            shape=f"n={count},R={rows}",
+            make=functools.partial(_make_logprobs, rows),
+            fused=functools.partial(logprobs.logprobs, count=count),
+            twin=functools.partial(reference.logprobs, count=count),
+            unfused=functools.partial(_logprobs_by_torch, count=count),
+            check=_check_logprobs,
+            bytes=rows * VOCAB * 4,
+            rate=Rate.FP32,
+            target_us=12.0 if rows <= 8 else None,
+            target_share=0.6 if rows >= 64 else None,
+        )
+        for count in (0, 5, 20)
+        for rows in ROWS
+    ),
+    *(
+        Case(
+            kernel="14",
+            op="apply_bitmask",
+            shape=f"R={rows}",
+            make=functools.partial(_make_bitmask, rows),
+            fused=functools.partial(_mask, sampling.apply_bitmask),
+            twin=functools.partial(_mask, reference.apply_bitmask),
+            unfused=functools.partial(_mask, reference.apply_bitmask),
+            check=same,
+            bytes=rows * VOCAB * (4 + 1 / 8),
+            rate=Rate.FP32,
+        )
+        for rows in ROWS
+    ),
+    *(
+        Case(
+            kernel="14",
             op="apply_penalties",
             shape=f"R={rows}",
             make=functools.partial(_make_penalties, rows),
@@ -130,9 +188,8 @@ CASES = [
             twin=functools.partial(_penalise, reference.apply_penalties),
             unfused=functools.partial(_penalise, reference.apply_penalties),
             check=same,
-            bytes=rows * VOCAB * (4 + 8 + 1 + 4),
+            bytes=rows * SAID * (3 * 8 + 2 * 4),
             rate=Rate.FP32,
-            target_share=0.6 if rows >= 64 else None,
         )
         for rows in ROWS
     ),

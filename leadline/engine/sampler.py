@@ -79,9 +79,7 @@ class Sampler:
         self._mask_by_grammars(logits, requests)
         for row, request in zip(logits, requests, strict=True):
             self._hold_back(row, request)
-        penalised = [i for i, request in enumerate(requests) if _has_penalties(request.sampling)]
-        if penalised:
-            logits[penalised] = _penalise(logits[penalised], [requests[i] for i in penalised])
+        _penalise(logits, requests)
         for row, request in zip(logits, requests, strict=True):
             if _is_thinking_over(request):
                 _force(row, request)
@@ -100,10 +98,11 @@ class Sampler:
         for matcher, mask in zip(matchers, masks, strict=True):
             if matcher.is_error():
                 mask[:] = 0
-        words = torch.from_numpy(masks).to(logits.device)
-        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-        allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+        ops.apply_bitmask(
+            logits,
+            torch.tensor(rows, device=logits.device),
+            torch.from_numpy(masks).to(logits.device),
+        )
 
     def _hold_back(self, row: Tensor, request: Request) -> None:
         """Below ``min_tokens``, no end: unless nothing else is allowed (serving-api 9.1)."""
@@ -188,21 +187,24 @@ def _adjusts_logits(request: Request) -> bool:
     )
 
 
-def _penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    counts = np.zeros(logits.shape, dtype=np.int64)
-    seen = np.zeros(logits.shape, dtype=np.bool_)
+def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
+    said = []
     for row, request in enumerate(requests):
+        if not _has_penalties(request.sampling):
+            continue
         tokens = np.array(request.tokens)
-        seen[row, tokens] = True
-        np.add.at(counts[row], tokens[request.num_prompt_tokens :], 1)
+        (ids,) = np.bincount(tokens).nonzero()
+        counts = np.bincount(tokens[request.num_prompt_tokens :], minlength=logits.shape[1])[ids]
+        said.append(np.stack([np.full_like(ids, row), ids, counts]))
+    if not said:
+        return
 
     def column(name: str) -> Tensor:
         return logits.new_tensor([getattr(request.sampling, name) for request in requests])
 
-    return ops.apply_penalties(
+    ops.apply_penalties(
         logits,
-        torch.from_numpy(counts).to(logits.device),
-        torch.from_numpy(seen).to(logits.device),
+        *torch.from_numpy(np.concatenate(said, axis=1)).to(logits.device),
         presence_R=column("presence_penalty"),
         frequency_R=column("frequency_penalty"),
         repetition_R=column("repetition_penalty"),
@@ -211,29 +213,31 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = ()) -> list[int]:
     """Greedy rows take the best id, the others draw; but those of rows ``beside`` do not count."""
-    tokens = ops.greedy(logits).tolist()
     others = set(beside)
     drawn = [i for i, r in enumerate(requests) if not r.sampling.is_greedy and i not in others]
-    if not drawn:
-        return tokens
+    if drawn and len(drawn) == len(requests):
+        return _sample(logits, requests).tolist()
+    tokens = ops.greedy(logits)
+    if drawn:
+        tokens[drawn] = _sample(logits[drawn], [requests[i] for i in drawn])
+    return tokens.tolist()
 
-    params = [requests[i].sampling for i in drawn]
-    uniforms = [ops.counter_uniform(requests[i].seed, len(requests[i].tokens)) for i in drawn]
+
+def _sample(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """``[v]`` int64: a draw of every row."""
+    params = [request.sampling for request in requests]
 
     def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
-    sampled = ops.sample(
-        logits[drawn],
+    return ops.sample(
+        logits,
         temperature_R=column([p.temperature for p in params]),
         min_p_R=column([p.min_p for p in params]),
         top_k_R=column([p.top_k for p in params], torch.int64),
         top_p_R=column([p.top_p for p in params]),
-        uniform_R=column(uniforms),
+        uniform_R=column([ops.counter_uniform(r.seed, len(r.tokens)) for r in requests]),
     )
-    for row, token in zip(drawn, sampled.tolist(), strict=True):
-        tokens[row] = token
-    return tokens
 
 
 def _logprobs(
@@ -248,5 +252,6 @@ def _logprobs(
     if not counts:
         return {}
     rows = list(counts)
-    entries = token_logprobs(logits[rows], [tokens[row] for row in rows], list(counts.values()))
+    asked = logits if len(rows) == len(requests) else logits[rows]
+    entries = token_logprobs(asked, [tokens[row] for row in rows], list(counts.values()))
     return dict(zip(rows, entries, strict=True))

@@ -40,10 +40,13 @@ store_rows = _unwatched(kv_store.store_rows)
 rope_angles = _unwatched(rope.rope_angles)
 engram_hash = _unwatched(engram.engram_hash)
 gather_rows = _unwatched(engram.gather_rows)
-# Logits to ids: see ``reference.sampling``. -inf and NaN logits are theirs to handle.
+# Logits to ids, and how likely ids were: see ``reference.sampling``. -inf and NaN logits are
+# theirs to handle.
+apply_bitmask = _unwatched(sampling.apply_bitmask)
 apply_penalties = _unwatched(sampling.apply_penalties)
 counter_uniform = sampling.counter_uniform
 greedy = _unwatched(sampling.greedy)
+logprobs = _unwatched(sampling.logprobs)
 sample = _unwatched(sampling.sample)
 
 

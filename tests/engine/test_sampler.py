@@ -288,6 +288,17 @@ def test_c41_logprobs_are_the_models_own(count: int) -> None:
     )
 
 
+def test_each_row_has_as_many_rivals_as_its_request_wants() -> None:
+    """Side by side in a batch; the values are those that each would have alone."""
+    logits = random_logits(5)
+    requests = [make_request(temperature=0, logprobs=n) for n in (2, None, 0, -1, 25)]
+    together = SAMPLER.sample(logits, requests)
+    alone = [SAMPLER.sample(logits[i : i + 1], [r])[0] for i, r in enumerate(requests)]
+    assert together == alone
+    counts = [None if t.logprobs is None else len(t.logprobs.top) for t in together]
+    assert counts == [2, None, 0, VOCAB, 25]
+
+
 def test_rank_of_a_tied_greedy_token_is_one() -> None:
     request = make_request(logprobs=1, temperature=0)
     logprobs = SAMPLER.sample(torch.zeros(1, VOCAB), [request])[0].logprobs

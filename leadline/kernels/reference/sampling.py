@@ -1,11 +1,11 @@
-"""Sampling: logits to token ids (serving-api 9.1 and 9.3, kernels.md 14).
+"""Sampling: logits to token ids, and how likely these were (serving-api 9.1, 9.3, kernels.md 14).
 
 Every function works on rows that do not see each other, in float64 from the first division on, so
 that a draw depends on its own row, its parameters and its uniform number only. A row without a
 valid distribution (a NaN, an infinite maximum, nothing allowed) yields the token -1.
 """
 
-# Shapes: R rows, V vocabulary
+# Shapes: R rows, V vocabulary, N as each function says
 
 from __future__ import annotations
 
@@ -33,33 +33,44 @@ def _mix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def apply_bitmask(logits_RV: Tensor, row_N: Tensor, words_NW: Tensor) -> None:
+    """Forbid ids, in place: where their bit is not set, logits become -inf (serving-api 9.4).
+
+    Args:
+        logits_RV: ``[R, V]`` float32 or float64, contiguous.
+        row_N: ``[N]`` int64, different rows; the others stay as they are.
+        words_NW: ``[N, ceil(V / 32)]`` int32, contiguous; id i has bit i % 32 of word i // 32.
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=words_NW.device)
+    allowed_NV = (words_NW[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits_RV.shape[1]]
+    logits_RV[row_N] = logits_RV[row_N].masked_fill(~allowed_NV, -torch.inf)
+
+
 def apply_penalties(
     logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    seen_RV: Tensor,
+    row_N: Tensor,
+    id_N: Tensor,
+    count_N: Tensor,
     *,
     presence_R: Tensor,
     frequency_R: Tensor,
     repetition_R: Tensor,
-) -> Tensor:
-    """Penalise what was said: repetition divides (or multiplies), the other two subtract.
+) -> None:
+    """Penalise what was said, in place: repetition divides or multiplies, the others subtract.
 
     Args:
-        logits_RV: ``[R, V]`` float32 or float64.
-        output_counts_RV: ``[R, V]`` int64, how often each id was generated.
-        seen_RV: ``[R, V]`` bool, ids of the prompt or of the generated tokens.
+        logits_RV: ``[R, V]`` float32 or float64, contiguous.
+        row_N: ``[N]`` int64, rows of what was said.
+        id_N: ``[N]`` int64, ids of the row's prompt or generated tokens; each once a row.
+        count_N: ``[N]`` int64, how often the id was generated.
         presence_R: ``[R]``, subtracted once from ids that were generated.
         frequency_R: ``[R]``, subtracted once per generated occurrence.
-        repetition_R: ``[R]``, above 0: moves the logits of seen ids down when above 1.
-
-    Returns:
-        ``[R, V]`` in the dtype of ``logits_RV``.
+        repetition_R: ``[R]``, above 0: moves the logits of what was said down when above 1.
     """
-    factor_R1 = repetition_R[:, None]
-    repeated_RV = torch.where(logits_RV > 0, logits_RV / factor_R1, logits_RV * factor_R1)
-    logits_RV = torch.where(seen_RV, repeated_RV, logits_RV)
-    logits_RV = logits_RV - frequency_R[:, None] * output_counts_RV
-    return logits_RV - presence_R[:, None] * (output_counts_RV > 0)
+    logit_N, factor_N = logits_RV[row_N, id_N], repetition_R[row_N]
+    logit_N = torch.where(logit_N > 0, logit_N / factor_N, logit_N * factor_N)
+    logit_N = logit_N - frequency_R[row_N] * count_N
+    logits_RV[row_N, id_N] = logit_N - presence_R[row_N] * (count_N > 0)
 
 
 def greedy(logits_RV: Tensor) -> Tensor:
@@ -129,9 +140,14 @@ def _keep_top(probs_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
     num_kept_R1 = head_RV.sum(-1, keepdim=True).clamp(min=1)
 
     last_R1 = sorted_RV.gather(-1, num_kept_R1 - 1)
-    above_RV, equal_RV = probs_RV > last_R1, probs_RV == last_R1
-    num_equal_R1 = num_kept_R1 - above_RV.sum(-1, keepdim=True)
-    return torch.where(above_RV | (equal_RV & (equal_RV.cumsum(-1) <= num_equal_R1)), probs_RV, 0.0)
+    return torch.where(_down_to(last_R1, num_kept_R1, probs_RV), probs_RV, 0.0)
+
+
+def _down_to(last_R1: Tensor, count_R1: Tensor | int, values_RV: Tensor) -> Tensor:
+    """``[R, V]`` bool: the ``count`` largest, down to ``last``, of which the smaller ids."""
+    above_RV, equal_RV = values_RV > last_R1, values_RV == last_R1
+    num_equal_R1 = count_R1 - above_RV.sum(-1, keepdim=True)
+    return above_RV | (equal_RV & (equal_RV.cumsum(-1) <= num_equal_R1))
 
 
 def _sort_descending(values_RV: Tensor) -> Tensor:
@@ -141,3 +157,45 @@ def _sort_descending(values_RV: Tensor) -> Tensor:
         values.sort(axis=-1)
         return torch.from_numpy(values).flip(-1)
     return values_RV.sort(dim=-1, descending=True).values
+
+
+def logprobs(
+    logits_RV: Tensor, token_R: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities of each row's token, with its rank, and of the best ids (serving-api 9.3).
+
+    Of equal logits the smaller id stands first, as ``greedy`` picks it.
+
+    Args:
+        logits_RV: ``[R, V]`` float32 or float64: the model's own, before temperature and masks.
+        token_R: ``[R]`` int64 in 0..V-1.
+        count: how many of the best, at most V.
+
+    Returns:
+        ``[R]`` float64 of the tokens, ``[R]`` int64 ranks from 1, ``[R, count]`` float64 of the
+        best, descending, and their ``[R, count]`` int64 ids. A row without a valid distribution has
+        NaN everywhere, and ranks and ids that mean nothing, though they are in range.
+    """
+    values_RV = logits_RV.double().log_softmax(-1)
+    logits_RV = logits_RV.nan_to_num(torch.inf, torch.inf, -torch.inf)
+    token_R1 = token_R[:, None]
+    chosen_R1 = logits_RV.gather(-1, token_R1)
+    is_before_RV = torch.arange(logits_RV.shape[-1], device=logits_RV.device) < token_R1
+    ahead_RV = (logits_RV > chosen_R1) | ((logits_RV == chosen_R1) & is_before_RV)
+    best_RN = _best(logits_RV, count)
+    return (
+        values_RV.gather(-1, token_R1)[:, 0],
+        1 + ahead_RV.sum(-1),
+        values_RV.gather(-1, best_RN),
+        best_RN,
+    )
+
+
+def _best(logits_RV: Tensor, count: int) -> Tensor:
+    """``[R, count]`` ids of the largest, in order."""
+    # topk takes any of equals. To sort whole rows would take twenty times as long on a CPU.
+    last_R1 = logits_RV.topk(max(count, 1)).values[:, -1:]
+    kept_RV = _down_to(last_R1, count, logits_RV)
+    id_RN = kept_RV.nonzero()[:, 1].view(len(logits_RV), count)
+    order_RN = logits_RV.gather(-1, id_RN).sort(stable=True, dim=-1, descending=True).indices
+    return id_RN.gather(-1, order_RN)

@@ -17,6 +17,7 @@ from leadline.kernels.triton import (
     grouped_linear,
     indexer,
     linear,
+    logprobs,
     mhc,
     norm,
     router,
@@ -56,8 +57,10 @@ IMPLEMENTATIONS = {
         engram.engram_hash,
         engram.engram_inject,
         engram.gather_rows,
+        sampling.apply_bitmask,
         sampling.apply_penalties,
         sampling.greedy,
         sampling.sample,
+        logprobs.logprobs,
     )
 }

@@ -1,4 +1,4 @@
-"""Sampling: logits to token ids in two launches (kernels.md 14).
+"""Sampling: logits to token ids in two launches, and what changes logits before (kernels.md 14).
 
 Rows are cut into tiles of a fixed size, so that a row's result does not depend on how many rows
 there are. Weights are ``exp((logit - best) / temperature)`` in float64, exact to about 1e-14: a
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -20,26 +20,30 @@ from torch import Tensor
 from leadline.kernels.reference import sampling as reference
 from leadline.kernels.triton.sampling_cuts import (
     NOTHING,
+    column_of,
     cut_keys,
     first_key_of_weight,
     is_finite,
     key_of,
     load_tile,
     pick,
+    ranked,
     sums_of_tiles,
     weight_of,
 )
+
+R = TypeVar("R")
 
 _TILE = 4096
 _LISTED = 256  # the best of a tile that are listed; all but flat distributions need no more
 
 
-def _in_float32(definition: Callable[..., Tensor]) -> Callable[..., Any]:
+def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]:
     """Logits of another dtype take the definition."""
 
-    def decorate(fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decorate(fast: Callable[..., R]) -> Callable[..., R]:
         @wraps(fast)
-        def call(logits_RV: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def call(logits_RV: Tensor, *args: Any, **kwargs: Any) -> R:
             run = fast if logits_RV.dtype == torch.float32 else definition
             return run(logits_RV, *args, **kwargs)
 
@@ -48,54 +52,68 @@ def _in_float32(definition: Callable[..., Tensor]) -> Callable[..., Any]:
     return decorate
 
 
+@_in_float32(reference.apply_bitmask)
+def apply_bitmask(logits_RV: Tensor, row_N: Tensor, words_NW: Tensor) -> None:
+    """One launch, which reads no logits."""
+    masks, words = words_NW.shape
+    if masks:
+        vocab = logits_RV.shape[1]
+        _forbid[(triton.cdiv(vocab, 1024), masks)](
+            *(logits_RV, row_N, words_NW, vocab, words), BLOCK=1024, num_warps=4
+        )
+
+
+@triton.jit
+def _forbid(logits, rows, masks, vocab, words, BLOCK: tl.constexpr):
+    index = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab
+    word = tl.load(masks + index.to(tl.int64) * words + column // 32, mask=inside, other=0)
+    is_forbidden = ((word >> (column % 32)) & 1) == 0
+    nothing = tl.full(column.shape, float("-inf"), tl.float32)
+    at = tl.load(rows + index) * vocab + column
+    tl.store(logits + at, nothing, mask=inside & is_forbidden)
+
+
 @_in_float32(reference.apply_penalties)
 def apply_penalties(
     logits_RV: Tensor,
-    output_counts_RV: Tensor,
-    seen_RV: Tensor,
+    row_N: Tensor,
+    id_N: Tensor,
+    count_N: Tensor,
     *,
     presence_R: Tensor,
     frequency_R: Tensor,
     repetition_R: Tensor,
-) -> Tensor:
-    """One pass, rounding where the definition does."""
-    out = torch.empty_like(logits_RV, memory_format=torch.contiguous_format)
-    rows, vocab = logits_RV.shape
-    if rows:
-        block = min(triton.next_power_of_2(vocab), 1024)
-        _penalise[(triton.cdiv(vocab, block), rows)](
-            logits_RV.contiguous(),
-            output_counts_RV.contiguous(),
-            seen_RV.contiguous(),
-            presence_R,
-            frequency_R,
-            repetition_R,
-            out,
-            vocab,
-            BLOCK=block,
+) -> None:
+    """One launch, rounding where the definition does."""
+    said = len(row_N)
+    if said:
+        _penalise[(triton.cdiv(said, 512),)](
+            *(logits_RV, row_N, id_N, count_N, presence_R, frequency_R, repetition_R),
+            *(logits_RV.shape[1], said),
+            BLOCK=512,
             num_warps=4,
             enable_fp_fusion=False,
         )
-    return out
 
 
 @triton.jit
 def _penalise(
-    logits, counts, seen, presence, frequency, repetition, out, vocab, BLOCK: tl.constexpr
+    logits, rows, ids, counts, presence, frequency, repetition, vocab, said, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at, inside = row * vocab + column, column < vocab
-    logit = tl.load(logits + at, mask=inside, other=0.0)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < said
+    row = tl.load(rows + at, mask=inside, other=0)
     count = tl.load(counts + at, mask=inside, other=0)
-    was_seen = tl.load(seen + at, mask=inside, other=0) != 0
-    factor = tl.load(repetition + row).to(tl.float32)
-    divided = tl.div_rn(logit, tl.broadcast_to(factor, logit.shape))
-    repeated = tl.where(logit > 0, divided, logit * factor)
-    logit = tl.where(was_seen, repeated, logit)
-    logit -= tl.load(frequency + row).to(tl.float32) * count.to(tl.float32)
-    logit -= tl.load(presence + row).to(tl.float32) * (count > 0).to(tl.float32)
-    tl.store(out + at, logit, mask=inside)
+    place = logits + row * vocab + tl.load(ids + at, mask=inside, other=0)
+    logit = tl.load(place, mask=inside, other=0.0)
+    factor = tl.load(repetition + row, mask=inside, other=1.0).to(tl.float32)
+    logit = tl.where(logit > 0, tl.div_rn(logit, factor), logit * factor)
+    logit -= tl.load(frequency + row, mask=inside, other=0.0).to(tl.float32) * count.to(tl.float32)
+    each = tl.load(presence + row, mask=inside, other=0.0).to(tl.float32)
+    logit -= each * (count > 0).to(tl.float32)
+    tl.store(place, logit, mask=inside)
 
 
 @_in_float32(reference.greedy)
@@ -114,14 +132,13 @@ def greedy(logits_RV: Tensor) -> Tensor:
 
 @triton.jit
 def _best_of_tile(logits, best, vocab, TILE: tl.constexpr):
-    """Key and id in one integer: the larger key wins, then the smaller id."""
     tile, row = tl.program_id(0), tl.program_id(1)
     column = tile * TILE + tl.arange(0, TILE)
     logit = tl.load(
         logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf")
     )
-    packed = (key_of(logit).to(tl.int64) << 32) | (0x7FFFFFFF - column)
-    tl.store(best + row * tl.num_programs(0) + tile, tl.max(packed, axis=0))
+    packed = tl.max(ranked(key_of(logit), column), axis=0)
+    tl.store(best + row * tl.num_programs(0) + tile, packed)
 
 
 @triton.jit
@@ -129,8 +146,8 @@ def _best_of_row(best, out, tiles, TILES: tl.constexpr):
     row, tile = tl.program_id(0), tl.arange(0, TILES)
     packed = tl.load(best + row * tiles + tile, mask=tile < tiles, other=-(2**63))
     packed = tl.max(packed, axis=0)
-    token = 0x7FFFFFFF - (packed & 0x7FFFFFFF)
-    tl.store(out + row, tl.where(is_finite((packed >> 32).to(tl.int32)), token, -1))
+    valid = is_finite((packed >> 32).to(tl.int32))
+    tl.store(out + row, tl.where(valid, column_of(packed), -1))
 
 
 @_in_float32(reference.sample)

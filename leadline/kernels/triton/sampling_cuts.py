@@ -27,8 +27,20 @@ def key_of(x):
 
 @triton.jit
 def number_of(key):
-    """The inverse of ``_key``."""
+    """The inverse of ``key_of``."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def ranked(key, column):
+    """Int64 of logits at columns of a row, in one order: of equal keys the smaller column first."""
+    return (key.to(tl.int64) << 32) | (0x7FFFFFFF - column)
+
+
+@triton.jit
+def column_of(packed):
+    """The column that ``ranked`` was given; the key is in the upper half."""
+    return 0x7FFFFFFF - (packed & 0x7FFFFFFF)
 
 
 @triton.jit

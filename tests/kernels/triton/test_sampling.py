@@ -190,19 +190,45 @@ def test_greedy_takes_the_first_of_equals(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [1, 31, 64, 1300])
+def test_bitmasks(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
+    """Bits behind the vocabulary do not count, nor do rows without a mask; NaN is forbidden too."""
+    logits = logits_of(4, vocab=vocab).to(device, dtype)
+    logits[2, 0] = torch.nan
+    size = (3, (vocab + 31) // 32)
+    words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=device)
+    words[0], words[1] = 0, -1
+    rows = torch.tensor([2, 0, 3], device=device)
+    actual, wanted = logits.clone(), logits.clone()
+    sampling.apply_bitmask(actual, rows, words)
+    reference.apply_bitmask(wanted, rows, words)
+    assert torch.equal(actual, wanted)
+    assert torch.equal(actual[:2], logits[:2])
+    assert bool((actual[2] == -torch.inf).all())
+    sampling.apply_bitmask(actual, rows[:0], words[:0])
+    assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_penalties(device: torch.device, dtype: torch.dtype) -> None:
-    """Bit for bit; an empty history changes nothing."""
-    logits = logits_of(3, vocab=1500).to(device, dtype)
-    counts = torch.randint(-5, 4, logits.shape, device=device).clamp(min=0)
-    counts[2] = 0
-    seen = (counts > 0) | (torch.rand(logits.shape, device=device) < 0.1)
-    seen[2] = False
-    given = {"presence_R": [0.3, -0.5, 1.0], "frequency_R": [0.2, 0.0, 1.0]}
-    given["repetition_R"] = [1.3, 0.7, 2.0]
+    """Bit for bit, of a masked id too; a row of which nothing was said stays as it is."""
+    logits = logits_of(4, vocab=1500).to(device, dtype)
+    said = torch.rand(4, 1500, device=device) < 0.3
+    said[2] = False
+    said[0, 7], logits[0, 7] = True, -torch.inf
+    row, token = said.nonzero(as_tuple=True)
+    count = torch.randint(-3, 4, row.shape, device=device).clamp(min=0)
+    given = {"presence_R": [0.3, -0.5, 1.0, 0.0], "frequency_R": [0.2, 0.0, 1.0, 0.0]}
+    given["repetition_R"] = [1.3, 0.7, 2.0, 1.0]
     columns = {name: logits.new_tensor(value) for name, value in given.items()}
-    actual = sampling.apply_penalties(logits, counts, seen, **columns)
-    assert torch.equal(actual, reference.apply_penalties(logits, counts, seen, **columns))
-    assert torch.equal(actual[2], logits[2])
+    actual, wanted = logits.clone(), logits.clone()
+    sampling.apply_penalties(actual, row, token, count, **columns)
+    reference.apply_penalties(wanted, row, token, count, **columns)
+    assert torch.equal(actual, wanted)
+    assert torch.equal(actual[2:], logits[2:])
+    assert torch.equal(actual[~said], logits[~said])
+    sampling.apply_penalties(actual, row[:0], token[:0], count[:0], **columns)
+    assert torch.equal(actual, wanted)
 
 
 def test_no_rows(device: torch.device) -> None:
