@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
+from leadline.kernels.triton.launch import await_previous, overlapped
 from leadline.kernels.triton.pack import (
     block_width,
     field_arguments,
@@ -78,6 +79,7 @@ def store_entries(
         num_warps=4 if rows < _FEW_ROWS else 1,
         # A fused multiply-add rounds otherwise than the definition: another code at a tie.
         enable_fp_fusion=False,
+        **overlapped(),
     )
     return latent
 
@@ -116,6 +118,7 @@ def _store_entries(
     RECORD: tl.constexpr,
 ):
     """Programs of rows come first, those of requests behind them."""
+    await_previous()
     program = tl.program_id(0)
     row_programs = tl.cdiv(rows, RATIO)
     group = program - row_programs
@@ -297,6 +300,7 @@ def store_index_keys(
         num_warps=num_warps,
         num_stages=num_stages,
         enable_fp_fusion=False,
+        **overlapped(),
     )
 
 
@@ -331,6 +335,7 @@ def _store_index_keys(
     BLOCK_K: tl.constexpr,
 ):
     """Rows that close no group are multiplied as zeros and not stored."""
+    await_previous()
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = row < rows
     position = tl.load(pos + row, mask=inside, other=0)

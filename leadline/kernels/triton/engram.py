@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0
+from leadline.kernels.triton.launch import await_previous, overlapped
 
 _FEW_TOKENS = 128  # below, a program takes all of a stream at once; above, some tokens' chunks
 _SORTED_FROM = 12288  # rows of a host table from which shared translations pay for a sort
@@ -34,6 +35,7 @@ def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: T
             BLOCK_ROWS=block_rows,
             BLOCK=triton.next_power_of_2(columns),
             num_warps=1 if block_rows == 1 else 4,
+            **overlapped(),
         )
     return out
 
@@ -53,6 +55,7 @@ def _hash(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    await_previous()
     layer = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK)
@@ -102,6 +105,7 @@ def gather_rows(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
         BLOCK_ROWS=block_rows,
         SORTED=is_sorted,
         num_warps=4,
+        **overlapped(),
     )
     return out
 
@@ -118,6 +122,7 @@ def _gather(
     BLOCK_ROWS: tl.constexpr,
     SORTED: tl.constexpr,
 ):
+    await_previous()
     place = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = place < count
     row = tl.load(rows + place, mask=inside, other=-1)
@@ -167,6 +172,7 @@ def engram_inject(
         BLOCK=block,
         CHUNKS=triton.cdiv(width, block),
         num_warps=8,
+        **overlapped(),
     )
     return out
 
@@ -190,6 +196,7 @@ def _inject(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
+    await_previous()
     # Programs of one token follow one another, so that its values are read from memory once.
     stream, num_streams = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.reference import sampling as reference
+from leadline.kernels.triton.launch import await_previous, overlapped
 from leadline.kernels.triton.sampling_cuts import (
     NOTHING,
     column_of,
@@ -57,6 +58,7 @@ def logprobs(
             TILE=_TILE,
             GROUP=_GROUP,
             num_warps=8,
+            **overlapped(),
         )
         _combine[(rows,)](
             *(logits_RV, token_R, best, ahead, mass, groups, clusters),
@@ -66,6 +68,7 @@ def logprobs(
             TILE=_TILE,
             GROUP=_GROUP,
             num_warps=4,
+            **overlapped(),
         )
     return logprob, rank, top, ids
 
@@ -85,6 +88,7 @@ def _summarise(
     GROUP: tl.constexpr,
 ):
     """A tile: its best key, its sum of weights, how many are ahead of the token; both maxima."""
+    await_previous()
     tile, row = tl.program_id(0), tl.program_id(1)
     place = row.to(tl.int64) * tl.num_programs(0) + tile
     logits += row.to(tl.int64) * vocab
@@ -130,6 +134,7 @@ def _combine(
     GROUP: tl.constexpr,
 ):
     """A row: sums over its tiles; the best clusters, of their groups the best, of their ids."""
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
     tile = tl.arange(0, TILES)

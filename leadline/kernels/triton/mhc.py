@@ -12,13 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.triton.formats import cast
-from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.products import dot_parts
 
 # A projection is cut along its channels until there are two programs for each SM of an H200, into
-# multiples of this many channels.
+# multiples of so many channels.
 _PROGRAMS = 264
-_CHANNELS = 256
 
 
 def mhc_seam(
@@ -88,6 +87,7 @@ def _launch_seam(
             bucket(rows),
             num_streams,
             width,
+            **overlapped(),
         )
 
 
@@ -120,6 +120,7 @@ def _seam(
     CHUNK: tl.constexpr,
 ):
     """One row: without ``y`` nothing is added to the streams, without ``mix`` nothing entered."""
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
     # All of the row is asked for before any of it is used: one latency instead of one a chunk. The
@@ -215,7 +216,8 @@ def mhc_coefficients(
     tokens = 16 if rows <= 16 else 64 if rows <= 2048 else 128  # more of them read fn less often
     tiles = triton.cdiv(rows, tokens)
     cuts = triton.next_power_of_2(triton.cdiv(_PROGRAMS, tiles * num_streams))
-    channels = triton.cdiv(triton.cdiv(width, cuts), _CHANNELS) * _CHANNELS
+    least = _least_channels(rows)
+    channels = triton.cdiv(triton.cdiv(width, cuts), least) * least
     parts = num_streams * triton.cdiv(width, channels)
     columns = triton.next_power_of_2(fn.shape[0] + 1)
     partial = fn.new_empty(parts, rows, columns)
@@ -233,6 +235,7 @@ def mhc_coefficients(
         columns,
         tokens,
         3 if rows <= 64 else 2,
+        **overlapped(),
     )
     block = triton.next_power_of_2(parts)
     together = max(1, 128 // block)
@@ -253,8 +256,13 @@ def mhc_coefficients(
         columns,
         block,
         together,
+        **overlapped(),
     )
     return pre, post, comb
+
+
+def _least_channels(rows: int) -> int:
+    return 128 if rows <= 16 else 256
 
 
 @tuned(
@@ -283,6 +291,7 @@ def _project(
     BLOCK: tl.constexpr,
 ):
     """Some rows by some channels of one stream: products, and behind them the sum of squares."""
+    await_previous()
     OUT: tl.constexpr = S * (S + 2)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     CUTS: tl.constexpr = tl.cdiv(WIDTH, CHANNELS)
@@ -331,6 +340,7 @@ def _sinkhorn(
 
     A row that is not finite costs what others cost and reaches nobody: all sums are within a row.
     """
+    await_previous()
     s = tl.arange(0, S)
     pair = s[:, None] * S + s
     pre_scale, post_scale, comb_scale = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.triton.formats import cast
+from leadline.kernels.triton.launch import await_previous, overlapped
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -16,13 +17,22 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     rows, width = x.shape
     if rows:
         _rms_norm[(rows,)](
-            x, weight, out, x.stride(0), width, eps, triton.next_power_of_2(width), num_warps=4
+            x,
+            weight,
+            out,
+            x.stride(0),
+            width,
+            eps,
+            triton.next_power_of_2(width),
+            num_warps=4,
+            **overlapped(),
         )
     return out
 
 
 @triton.jit
 def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr):
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     norm_row(x + row * stride, weight, out + row * width, width, eps, BLOCK)
 

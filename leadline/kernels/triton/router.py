@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.products import dot_parts
 
 _PROGRAMS = 264  # two for each SM of an H200: the product is cut along its channels to get there
@@ -27,10 +27,9 @@ def route(
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
     if not rows:
         return ids, weights
-    tokens, together = (16, 32) if rows <= 16 else (64, 64) if rows <= 1024 else (128, 128)
+    tokens, together = _tile(rows)
     tiles = triton.cdiv(experts, together), triton.cdiv(rows, tokens)
-    wanted = triton.cdiv(_PROGRAMS, tiles[0] * tiles[1])
-    cuts = min(triton.next_power_of_2(wanted), _MOST_CUTS)
+    cuts = _cuts(tiles[0] * tiles[1])
     logits = torch.empty(cuts, rows, experts, dtype=torch.float32, device=x.device)
     _project[(*tiles, cuts)](
         x,
@@ -45,6 +44,7 @@ def route(
         tokens,
         together,
         1 if gate.dtype == torch.bfloat16 else 3,
+        **overlapped(),
     )
     _choose[(rows,)](
         logits,
@@ -58,8 +58,19 @@ def route(
         cuts,
         num_experts_per_tok,
         triton.next_power_of_2(experts),
+        **overlapped(),
     )
     return ids, weights
+
+
+def _tile(rows: int) -> tuple[int, int]:
+    """Rows and experts of a program."""
+    return (16, 32) if rows <= 16 else (64, 64) if rows <= 1024 else (128, 128)
+
+
+def _cuts(tiles: int) -> int:
+    """How many programs share a tile's channels."""
+    return min(triton.next_power_of_2(triton.cdiv(_PROGRAMS, tiles)), _MOST_CUTS)
 
 
 @tuned(
@@ -91,6 +102,7 @@ def _project(
 
     Programs of the same rows are neighbours, so that only the first reads them from memory.
     """
+    await_previous()
     expert = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)[None, :]
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     cut = tl.program_id(2)
@@ -129,6 +141,7 @@ def _choose(
     BLOCK: tl.constexpr,
 ):
     """One row: sum the cuts in order, score, and take the best K times."""
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     there = expert < EXPERTS
@@ -145,17 +158,18 @@ def _choose(
     score = tl.sqrt(_softplus(logit))
 
     # The order of integers is that of the floats whose bits they are, but for negative ones, whose
-    # magnitude is turned round. Integers have one maximum, NaN or not.
+    # magnitude is turned round. Integers have one maximum, NaN or not; of equal scores the lower
+    # expert's is the larger.
     order = (score + added).to(tl.int32, bitcast=True)
     order = tl.where(order < 0, order ^ 0x7FFFFFFF, order)
-    taken = -0x80000000
+    order = (order.to(tl.int64) << 32) + (BLOCK - expert)
+    taken = -0x8000000000000000
     order = tl.where(there, order, taken)
     chosen = expert < 0
     for _ in tl.static_range(K):
-        best = tl.max(order, 0)
-        first = tl.min(tl.where(order == best, expert, BLOCK), 0)
-        chosen |= expert == first
-        order = tl.where(expert == first, taken, order)
+        best = order == tl.max(order, 0)
+        chosen |= best
+        order = tl.where(best, taken, order)
 
     place = row * K + tl.cumsum(chosen.to(tl.int32), 0) - 1
     weight = score * scale

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import to_bf16
-from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.norm import norm_row
 from leadline.kernels.triton.pack import (
     block_width,
@@ -90,6 +90,7 @@ def _launch(
             RANK_BLOCK=triton.next_power_of_2(rank),
             # A fused multiply-add rounds otherwise than the definition: another code at a tie.
             enable_fp_fusion=False,
+            **overlapped(),
         )
 
 
@@ -124,6 +125,7 @@ def _norm_rotate_store(
     RANK_BLOCK: tl.constexpr,
 ):
     """The first program of a row stores its record, the second normalises its query."""
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     x += row * row_stride
     if query is not None:  # noqa: SIM102 - this one is decided before compiling
