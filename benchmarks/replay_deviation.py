@@ -148,7 +148,11 @@ class Bench:
             num_snapshots=0 if lower else 4 * num_prompts,
         )
         pool = CachePool(
-            layout, num_pages=size.num_pages, num_slots=size.num_slot_rows, wide=self.model.wide
+            layout,
+            num_pages=size.num_pages,
+            num_slots=size.num_slot_rows,
+            step_rows=SchedulerConfig().max_num_batched_tokens,
+            wide=self.model.wide,
         )
         self.model.bind_cache(pool)
         sampler = Script(config.eos_token_id)

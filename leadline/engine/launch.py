@@ -97,6 +97,7 @@ def build_engine(
         layout,
         num_pages=size.num_pages,
         num_slots=size.num_slots + size.num_snapshots,
+        step_rows=config.scheduler.max_num_batched_tokens,
         wide=params.wide,
         device=device,
     )

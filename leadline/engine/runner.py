@@ -25,7 +25,7 @@ from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
 from leadline.kernels.registry import REFERENCE, Kernels
-from leadline.models.batch import ForwardBatch, Model
+from leadline.models.batch import ForwardBatch, Model, forward
 
 if TYPE_CHECKING:
     from leadline.engine.sampler import SampledToken, Sampler
@@ -171,11 +171,7 @@ class Runner:
         """
         row_of = torch.arange(len(batch.ids))
         try:
-            state = self._model.lower(batch)
-            row_of = batch.rows_upper
-            if not len(row_of):
-                return None
-            return self._model.upper(state, batch)[batch.sample_rows]
+            return forward(self._model, batch)[batch.sample_rows]
         except NonFiniteError as error:
             # An op over something else than rows (the window workspace) cannot name a request.
             name = "unknown"

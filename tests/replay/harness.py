@@ -21,7 +21,7 @@ from leadline.core.request import EngineRequest, FinishReason, SamplingParams
 from leadline.engine.engine import Engine
 from leadline.engine.sampler import Sampler
 from leadline.models.deepseek_v41.model import DeepseekV41
-from tests.steps import Stepper, make_stepper
+from tests.steps import STEP_ROWS, Stepper, make_stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXACT = functools.partial(torch.testing.assert_close, rtol=0.0, atol=1e-12)
@@ -44,7 +44,9 @@ def tiny_model(
 def stepper_of(model: DeepseekV41, *, num_pages: int = 64) -> Stepper:
     """The model with an empty cache and no engine."""
     layout = cache_layout(model.config, block_size=PAGE)
-    pool = CachePool(layout, num_pages=num_pages, num_slots=16, wide=model.wide)
+    pool = CachePool(
+        layout, num_pages=num_pages, num_slots=16, step_rows=STEP_ROWS, wide=model.wide
+    )
     model.bind_cache(pool)
     return Stepper(model.config, model, pool, torch.device("cpu"))
 
@@ -120,6 +122,7 @@ class Service:
             layout,
             num_pages=self.size.num_pages,
             num_slots=self.size.num_slot_rows,
+            step_rows=max_num_batched_tokens,
             wide=model.wide,
         )
         self.cache = CacheManager(

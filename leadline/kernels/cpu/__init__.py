@@ -19,6 +19,7 @@ from leadline.kernels.cpu import (
     norm,
     rope,
     router,
+    window,
 )
 
 IMPLEMENTATIONS = {
@@ -47,5 +48,6 @@ IMPLEMENTATIONS = {
         experts.routed_experts,
         experts.shared_expert,
         engram.engram_inject,
+        window.plan_window,
     )
 }
