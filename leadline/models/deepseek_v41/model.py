@@ -201,7 +201,7 @@ class DeepseekV41:
         ngrams = None if self.engram_hash is None else NgramRows(*self.engram_hash.rows(batch))
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
-        carry[:, 0] = 1.0  # layer 0 attends with the embedding itself
+        carry[:, 0].fill_(1.0)  # layer 0 attends with the embedding itself
         streams, chosen = Streams(x, carry), Selection()
         for block in self.blocks[: self.config.cut]:
             streams = self._run(block, streams, ngrams, step, chosen)
