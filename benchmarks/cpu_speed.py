@@ -135,7 +135,10 @@ class Bench:
         layout = cache_layout(config, kv_cache_dtype="auto" if quantized else "float32")
         size = CacheSize(num_pages=1024, num_slots=num_seqs + 1, page_size=layout.page_size)
         pool = CachePool(
-            layout, num_pages=size.num_pages, num_slots=size.num_slots, step_rows=SchedulerConfig().max_num_batched_tokens
+            layout,
+            num_pages=size.num_pages,
+            num_slots=size.num_slots,
+            step_rows=SchedulerConfig().max_num_batched_tokens,
         )
         model.bind_cache(pool)
         # Every row runs every layer, as in the plain forward.

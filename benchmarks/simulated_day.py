@@ -55,10 +55,10 @@ def tiny_day(mode: str, shape: Shape, *, sessions: int, seed: int, divisor: int)
     layout = cache_layout(config, kv_cache_dtype="float32", block_size=page_size)
     pool = CachePool(
         layout,
-            num_pages=size.num_pages,
-            num_slots=size.num_slot_rows,
-            step_rows=SchedulerConfig().max_num_batched_tokens,
-            wide=params.wide,
+        num_pages=size.num_pages,
+        num_slots=size.num_slot_rows,
+        step_rows=SchedulerConfig().max_num_batched_tokens,
+        wide=params.wide,
     )
     model.bind_cache(pool)
     policy = policy_of(mode, window=config.sliding_window, page_size=page_size)

@@ -71,30 +71,30 @@ class Stepper:
 
         group = torch.repeat_interleave(torch.arange(len(parts)), counts)
         q_off = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-        tensors = dict(
-            ids=torch.tensor(ids, dtype=torch.int32),
-            pos=torch.cat(
+        tensors = {
+            "ids": torch.tensor(ids, dtype=torch.int32),
+            "pos": torch.cat(
                 [torch.arange(a, a + int(n)) for a, n in zip(starts, counts, strict=True)]
             ),
-            req_of_row=group,
-            q_off=q_off,
-            seq_len=torch.tensor([s.fed + n for s, n in parts]),
-            slot=torch.tensor([s.slot for s, _ in parts]),
-            floor_lo=torch.tensor([s.floor_lo for s, _ in parts]),
-            floor_up=torch.tensor([s.floor_up for s, _ in parts]),
-            write_from=torch.tensor([s.write_from for s, _ in parts]),
-            page_table=torch.tensor(
+            "req_of_row": group,
+            "q_off": q_off,
+            "seq_len": torch.tensor([s.fed + n for s, n in parts]),
+            "slot": torch.tensor([s.slot for s, _ in parts]),
+            "floor_lo": torch.tensor([s.floor_lo for s, _ in parts]),
+            "floor_up": torch.tensor([s.floor_up for s, _ in parts]),
+            "write_from": torch.tensor([s.write_from for s, _ in parts]),
+            "page_table": torch.tensor(
                 [s.pages + [0] * (width - len(s.pages)) for s, _ in parts], dtype=torch.int32
             ),
-            hist=torch.tensor(
+            "hist": torch.tensor(
                 [([-1] * history + s.tokens[: s.fed])[-history:] for s, _ in parts],
                 dtype=torch.int32,
             ),
-            rows_upper=torch.arange(m),
-            req_of_upper=group,
-            upper_off=q_off,
-            sample_rows=torch.arange(m),
-        )
+            "rows_upper": torch.arange(m),
+            "req_of_upper": group,
+            "upper_off": q_off,
+            "sample_rows": torch.arange(m),
+        }
         max_len = max(s.fed + n for s, n in parts)
         for sequence, n in parts:
             sequence.fed += n

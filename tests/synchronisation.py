@@ -34,9 +34,7 @@ class SynchronisationError(AssertionError):
 
 
 class _Refusing(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in _REFUSED or (name == "repeat_interleave" and isinstance(args[-1], Tensor)):
             raise SynchronisationError(f"{func} needs what a tensor holds, or copies from the host")

@@ -81,10 +81,10 @@ class CachePool:
         """
         if not pairs:
             return
-        source, target = (list(ids) for ids in zip(*pairs, strict=True))
         fields = [t for f in self.window for t in (f.values, f.scales) if t is not None]
         for tensor in (*fields, *self.open_groups.values()):
-            tensor[target] = tensor[source]
+            for source, target in pairs:
+                tensor[target].copy_(tensor[source])
 
     @property
     def num_bytes(self) -> int:

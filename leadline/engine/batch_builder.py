@@ -154,9 +154,7 @@ class BatchBuilder:
         buffer = self._filled(static.layout, shape, groups)
         static.buffer[:num_bytes].copy_(buffer[:num_bytes], non_blocking=True)
 
-    def _filled(
-        self, layout: BatchLayout, shape: BatchShape, groups: Sequence[RowGroup]
-    ) -> Tensor:
+    def _filled(self, layout: BatchLayout, shape: BatchShape, groups: Sequence[RowGroup]) -> Tensor:
         """A buffer of the host with a batch in it: page-locked where the device is another."""
         pinned = self.device.type != "cpu"
         buffer = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=pinned)

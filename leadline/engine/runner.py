@@ -19,13 +19,14 @@ from torch import Tensor
 
 from leadline.core.errors import LeadlineError
 from leadline.core.request import Request, TokenLogprobs
-from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.forwards import Forwards
 from leadline.engine.logprobs import token_logprobs
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
 from leadline.kernels.registry import REFERENCE, Kernels
-from leadline.models.batch import ForwardBatch, Model, forward
+from leadline.kernels.upload import upload
+from leadline.models.batch import ForwardBatch, Model
 
 if TYPE_CHECKING:
     from leadline.engine.sampler import SampledToken, Sampler
@@ -87,6 +88,7 @@ class Runner:
     A step that fails ends its requests and not the engine.
 
     Args:
+        forwards: launches the model.
         copy_slots: copies slots of the cache, ``(from, to)`` pairs, in stream order.
         kernels: what runs the ops.
     """
@@ -95,14 +97,14 @@ class Runner:
         self,
         model: Model,
         sampler: Sampler,
-        builder: BatchBuilder,
+        forwards: Forwards,
         metrics: EngineMetrics,
         copy_slots: Callable[[Sequence[tuple[int, int]]], None],
         kernels: Kernels = REFERENCE,
     ) -> None:
         self._model = model
         self._sampler = sampler
-        self._builder = builder
+        self._forwards = forwards
         self._metrics = metrics
         self._copy_slots = copy_slots
         self._kernels = kernels
@@ -119,12 +121,12 @@ class Runner:
         step = StepInFlight(plan)
         with _failing_alone(step), self._kernels.active():
             with self._metrics.timed("build"):
-                batch = self._builder.build(plan.groups)
-            with self._metrics.timed("forward"):
+                batch, run = self._forwards.prepare(plan.groups)
+            with self._metrics.timed("forward"), _naming_requests(plan.groups, batch):
                 if previous is not None:
                     _fill_unknown_tokens(plan, batch, previous)
                 self._copy_slots(plan.copies_before)
-                step.hidden = self._forward(plan.groups, batch)
+                step.hidden = run()[batch.sample_rows]
                 self._copy_slots(plan.copies_after)
         return step
 
@@ -164,22 +166,6 @@ class Runner:
                 self._metrics.counters["corrupted_requests"] += corrupted
                 step.token_ids = torch.tensor(ids, dtype=torch.int32, device=logits.device)
 
-    def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor | None:
-        """Hidden rows whose logits are wanted ``[v, D]``; None where there are none.
-
-        A step without upper rows skips the upper half (cache-and-scheduling 4.3).
-        """
-        row_of = torch.arange(len(batch.ids))
-        try:
-            return forward(self._model, batch)[batch.sample_rows]
-        except NonFiniteError as error:
-            # An op over something else than rows (the window workspace) cannot name a request.
-            name = "unknown"
-            if error.row < len(row_of):
-                group = batch.req_of_row[row_of[error.row]]
-                name = groups[int(group)].request.request_id
-            raise LeadlineError(f"{error} (request {name})") from error
-
     def _prompt_logits(self, hidden: Tensor) -> NDArray[np.float32]:
         """Logits of every row, float32 ``[rows, V]`` in host memory."""
         blocks = hidden.split(LOGITS_BLOCK_ROWS)
@@ -196,6 +182,19 @@ class Runner:
             ids = request.tokens[start : start + len(rows)].tolist()
             found += token_logprobs(self._model.logits(rows), ids, [wanted] * len(rows))
         return tuple(found)
+
+
+@contextmanager
+def _naming_requests(groups: Sequence[RowGroup], batch: ForwardBatch) -> Iterator[None]:
+    """Add the request to an error that names a row of a step."""
+    try:
+        yield
+    except NonFiniteError as error:
+        # An op over something else than rows cannot name a request.
+        name = "unknown"
+        if error.row < len(batch.ids):
+            name = groups[int(batch.req_of_row[error.row])].request.request_id
+        raise LeadlineError(f"{error} (request {name})") from error
 
 
 @contextmanager
@@ -224,4 +223,6 @@ def _fill_unknown_tokens(plan: StepPlan, batch: ForwardBatch, previous: StepInFl
             sources.append(previous.row_of[group.request.request_id])
     if rows:
         assert previous.token_ids is not None
-        batch.ids[rows] = previous.token_ids[sources]
+        device = batch.ids.device
+        known = previous.token_ids.index_select(0, upload(sources, device))
+        batch.ids.index_copy_(0, upload(rows, device), known)

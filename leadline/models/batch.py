@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from leadline.kernels.debug import NonFiniteError
 from leadline.kernels.packed import RecordField
 
 
@@ -118,8 +119,17 @@ class Model(Protocol):
 
 
 def forward(model: Model, batch: ForwardBatch) -> Tensor:
-    """Both halves of a step that is not padded: ``[u, D]``."""
+    """Both halves of a step whose upper rows are not padded, or are all of its rows: ``[u, D]``.
+
+    Raises:
+        NonFiniteError: with the row of the step, where an op watches for it.
+    """
     state = model.lower(batch)
     if len(batch.rows_upper) < len(batch.ids):
         state = tuple(rows[batch.rows_upper] for rows in state)
-    return model.upper(state, batch)
+    try:
+        return model.upper(state, batch)
+    except NonFiniteError as error:
+        if error.row >= len(batch.rows_upper):
+            raise
+        raise NonFiniteError(error.op, int(batch.rows_upper[error.row]), error.layer) from error

@@ -40,8 +40,9 @@ def plan_window(
         staging: outer unit of the field at which staged rows begin.
 
     Returns:
-        ``[r, W]`` addresses ``outer * ring + inner``, oldest first, -1 behind them; and ``outer [r]``
-        and ``inner [r]`` at which a row itself is stored, ``outer`` being -1 for padding. int64.
+        ``[r, W]`` addresses ``outer * ring + inner``, oldest first, -1 behind them; and
+        ``outer [r]`` and ``inner [r]`` at which a row itself is stored, ``outer`` being -1 for
+        padding. All int64.
     """
     count = q_off.diff()
     start = seq_len - count

@@ -134,7 +134,7 @@ class EngramHash:
         self.multipliers = torch.from_numpy(hash_multipliers(config)).to(device)
 
     def rows(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool, False for images and padding.
+        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool: no image, and no padding.
 
         Look-back never leaves the request: before a group's first row it reads ``batch.hist``.
         """

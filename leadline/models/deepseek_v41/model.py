@@ -17,6 +17,7 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
 from leadline.kernels.debug import NonFiniteError
+from leadline.kernels.packed import LinearWeight
 from leadline.kernels.reference.rope import rope_frequencies, yarn_frequencies
 from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.mhc import MixSite
@@ -189,6 +190,16 @@ class DeepseekV41:
         """The bound cache."""
         assert self._cache is not None, "bind_cache comes before the first step"
         return self._cache
+
+    @property
+    def obstacle_to_graphs(self) -> str | None:
+        """What of the weights a graph cannot hold, or None."""
+        for block in self.blocks:
+            if block.engram is not None and block.engram.table.waits_for_host:
+                return "the host gathers rows of Engram tables"
+            if isinstance(block.ffn.w13, LinearWeight):
+                return "experts that are stored plain run by reference"
+        return None
 
     def lower(self, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """Every row, up to and including the cut layer's caches.
