@@ -282,7 +282,7 @@ class Engine:
         if step is None:
             return []
         self._runner.sample(step)
-        results = step.results()
+        results = self._runner.results(step)
         self._last_progress = self._clock()
         self._collect_logits(step.plan, results)
         with self.metrics.timed("schedule"):

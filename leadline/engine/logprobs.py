@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from leadline.core.request import TokenLogprobs
+from leadline.kernels.transfer import Download, upload
 
 
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """One entry per row.
+    """One entry per row, of tokens that the host knows; arguments as in ``launch_logprobs``."""
+    return launch_logprobs(logits, upload(token_ids, logits.device), counts)()
+
+
+def launch_logprobs(
+    logits: Tensor, token_ids: Tensor, counts: Sequence[int]
+) -> Callable[[], list[TokenLogprobs]]:
+    """Compute log-probabilities of tokens and of their rivals, without waiting for them.
 
     Args:
         logits: ``[R, V]``, before temperature and masks. Copied in float64, so callers keep R
             small.
-        token_ids: the token of each row.
+        token_ids: ``[R]`` int64, the token of each row.
         counts: rivals wanted of each row; -1 is the whole vocabulary.
+
+    Returns:
+        What waits, and gives one entry per row.
     """
     size = logits.shape[1]
     values = logits.double().log_softmax(-1)
-    ids = torch.tensor(token_ids, device=logits.device)[:, None]
+    ids = token_ids[:, None]
     chosen = values.gather(1, ids)
     # Of equal values the smaller id ranks first, as greedy picks it.
     ties_before = (values == chosen) & (torch.arange(size, device=logits.device) < ids)
     ranks = 1 + ((values > chosen) | ties_before).sum(-1)
     wanted = [size if count < 0 else min(count, size) for count in counts]
-    top, top_ids = values.topk(max(wanted))
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(zip(row_ids[:n], row_top[:n], strict=True)))
-        for token_id, logprob, rank, row_ids, row_top, n in zip(
-            token_ids,
-            chosen[:, 0].tolist(),
-            ranks.tolist(),
-            top_ids.tolist(),
-            top.tolist(),
-            wanted,
-            strict=True,
-        )
-    ]
+    most = max(wanted)
+    top, top_ids = values.topk(most)
+    # One copy: float64 holds ids and ranks as they are.
+    numbers = Download(torch.cat((ids, chosen, ranks[:, None], top_ids, top), dim=1))
+
+    def finish() -> list[TokenLogprobs]:
+        rows = numbers.wait().tolist()
+        return [
+            TokenLogprobs(
+                int(row[0]),
+                row[1],
+                int(row[2]),
+                tuple(zip(map(int, row[3 : 3 + n]), row[3 + most : 3 + most + n], strict=True)),
+            )
+            for row, n in zip(rows, wanted, strict=True)
+        ]
+
+    return finish

@@ -1,7 +1,8 @@
 """One rank: forward, logits, tokens.
 
 A step goes through three calls, so that the next one can be prepared while it runs: ``launch`` the
-forward, ``sample`` from its hidden rows, and wait for the ``results``.
+forward, ``sample`` from its hidden rows, and wait for the ``results``. Only the last one waits for
+the device, and ``sample`` where a prompt is scored.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
 from leadline.kernels.registry import REFERENCE, Kernels
-from leadline.kernels.upload import upload
+from leadline.kernels.transfer import upload
 from leadline.models.batch import ForwardBatch, Model
 
 if TYPE_CHECKING:
-    from leadline.engine.sampler import SampledToken, Sampler
+    from leadline.engine.sampler import Draw, SampledToken, Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class StepInFlight:
         plan: what it consists of.
         hidden: ``[v, D]`` rows whose logits are wanted; None where there are none.
         is_sampled: whether its tokens were drawn.
-        token_ids: ``[drawn]`` on the device once sampled.
+        draw: its tokens, once sampled.
         error: why the whole step failed, if it did.
     """
 
@@ -54,32 +55,11 @@ class StepInFlight:
         self.plan = plan
         self.hidden: Tensor | None = None
         self.is_sampled = False
-        self.token_ids: Tensor | None = None
+        self.draw: Draw | None = None
         self.error: str | None = None
-        self.row_of: dict[str, int] = {}  # request -> row of token_ids and tokens
-        self.tokens: list[SampledToken] = []
+        self.row_of: dict[str, int] = {}  # request -> row of the draw
         self.logits: dict[str, NDArray[np.float32]] = {}
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-
-    def results(self) -> list[GroupResult]:
-        """What the step brought for each group of its plan."""
-        if self.error is not None:
-            return [GroupResult(error=self.error) for _ in self.plan.groups]
-        return [self._result(group) for group in self.plan.groups]
-
-    def _result(self, group: RowGroup) -> GroupResult:
-        name = group.request.request_id
-        result = GroupResult(
-            logits=self.logits.get(name), prompt_logprobs=self.prompt_logprobs.get(name, ())
-        )
-        if name in self.row_of:
-            token = self.tokens[self.row_of[name]]
-            if token.error is not None:
-                place = f"no token can be drawn after position {group.end - 1}"
-                return GroupResult(error=f"request {name}: {place}: {token.error}")
-            result.token_ids = (token.token_id,)
-            result.logprobs = () if token.logprobs is None else (token.logprobs,)
-        return result
 
 
 class Runner:
@@ -159,12 +139,22 @@ class Runner:
                     step.row_of[name] = len(drawn)
                     drawn.append((end - 1, group.request))
             if drawn:
-                logits = self._model.logits(step.hidden[[row for row, _ in drawn]])
-                step.tokens = self._sampler.sample(logits, [request for _, request in drawn])
-                ids = [max(0, token.token_id) for token in step.tokens]
-                corrupted = sum(token.is_corrupted for token in step.tokens)
-                self._metrics.counters["corrupted_requests"] += corrupted
-                step.token_ids = torch.tensor(ids, dtype=torch.int32, device=logits.device)
+                rows, requests = [row for row, _ in drawn], [request for _, request in drawn]
+                hidden = step.hidden[: len(rows)]
+                if rows[-1] >= len(rows):  # some are left out
+                    hidden = step.hidden.index_select(0, upload(rows, hidden.device))
+                step.draw = self._sampler.launch(self._model.logits(hidden), requests)
+
+    def results(self, step: StepInFlight) -> list[GroupResult]:
+        """What the step brought for each group of its plan, once it has ended on the device."""
+        tokens: list[SampledToken] = []
+        with _failing_alone(step), self._metrics.timed("sample"):
+            tokens = step.draw.tokens() if step.draw is not None else []
+        if step.error is not None:
+            return [GroupResult(error=step.error) for _ in step.plan.groups]
+        corrupted = sum(token.is_corrupted for token in tokens)
+        self._metrics.counters["corrupted_requests"] += corrupted
+        return [_result(step, group, tokens) for group in step.plan.groups]
 
     def _prompt_logits(self, hidden: Tensor) -> NDArray[np.float32]:
         """Logits of every row, float32 ``[rows, V]`` in host memory."""
@@ -182,6 +172,21 @@ class Runner:
             ids = request.tokens[start : start + len(rows)].tolist()
             found += token_logprobs(self._model.logits(rows), ids, [wanted] * len(rows))
         return tuple(found)
+
+
+def _result(step: StepInFlight, group: RowGroup, tokens: Sequence[SampledToken]) -> GroupResult:
+    name = group.request.request_id
+    result = GroupResult(
+        logits=step.logits.get(name), prompt_logprobs=step.prompt_logprobs.get(name, ())
+    )
+    if name in step.row_of:
+        token = tokens[step.row_of[name]]
+        if token.error is not None:
+            place = f"no token can be drawn after position {group.end - 1}"
+            return GroupResult(error=f"request {name}: {place}: {token.error}")
+        result.token_ids = (token.token_id,)
+        result.logprobs = () if token.logprobs is None else (token.logprobs,)
+    return result
 
 
 @contextmanager
@@ -222,7 +227,8 @@ def _fill_unknown_tokens(plan: StepPlan, batch: ForwardBatch, previous: StepInFl
             rows.append(end - 1)
             sources.append(previous.row_of[group.request.request_id])
     if rows:
-        assert previous.token_ids is not None
+        assert previous.draw is not None
         device = batch.ids.device
-        known = previous.token_ids.index_select(0, upload(sources, device))
-        batch.ids.index_copy_(0, upload(rows, device), known)
+        known = previous.draw.token_ids.index_select(0, upload(sources, device))
+        # Whose request has ended with an error is fed any token.
+        batch.ids.index_copy_(0, upload(rows, device), known.clamp(min=0).int())

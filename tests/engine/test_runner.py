@@ -40,7 +40,7 @@ def run(
     rank = Runner(model, Sampler(EOS), forwards, metrics or EngineMetrics(), model.copy_slots)
     step = rank.launch(StepPlan(groups), None)
     rank.sample(step)
-    return step.results()
+    return rank.results(step)
 
 
 def test_each_group_gets_what_it_asked_for() -> None:
