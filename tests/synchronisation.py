@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -52,5 +52,8 @@ def refused() -> Iterator[None]:
     def refuse(self: Tensor, *_: Any) -> Any:
         raise SynchronisationError("a tensor is read by the host")
 
-    with _Refusing(), patch.multiple(Tensor, **dict.fromkeys(_METHODS, refuse)):
+    with ExitStack() as stack:
+        stack.enter_context(_Refusing())  # type: ignore[no-untyped-call]
+        for name in _METHODS:
+            stack.enter_context(patch.object(Tensor, name, refuse))
         yield

@@ -206,7 +206,9 @@ def _fill(out: Mapping[str, NDArray[np.integer]], groups: Sequence[RowGroup]) ->
 
 def _bounds(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """First place of each, then the number of all."""
-    return np.concatenate(([0], counts.cumsum()))
+    bounds = np.zeros(len(counts) + 1, np.int64)
+    counts.cumsum(out=bounds[1:])
+    return bounds
 
 
 def _last_of_each(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

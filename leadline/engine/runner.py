@@ -139,10 +139,10 @@ class Runner:
                     step.row_of[name] = len(drawn)
                     drawn.append((end - 1, group.request))
             if drawn:
-                rows, requests = [row for row, _ in drawn], [request for _, request in drawn]
-                hidden = step.hidden[: len(rows)]
-                if rows[-1] >= len(rows):  # some are left out
-                    hidden = step.hidden.index_select(0, upload(rows, hidden.device))
+                chosen, requests = [row for row, _ in drawn], [request for _, request in drawn]
+                hidden = step.hidden[: len(chosen)]
+                if chosen[-1] >= len(chosen):  # some are left out
+                    hidden = step.hidden.index_select(0, upload(chosen, hidden.device))
                 step.draw = self._sampler.launch(self._model.logits(hidden), requests)
 
     def results(self, step: StepInFlight) -> list[GroupResult]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from leadline.core.errors import LeadlineError
 
 # Scores of entries that a row cannot see are -inf on purpose.
-_MASKED = {"candidate_logits"}
+_MASKED = {"index_logits", "candidate_logits"}
 
 
 class NonFiniteError(LeadlineError):

@@ -442,7 +442,7 @@ def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return indexer.prepare_index_query(q, cos, sin)
 
 
-@_unwatched
+@op()
 def index_logits(
     q: Tensor,
     weights: Tensor,
@@ -468,7 +468,7 @@ def index_logits(
             the reference program does; otherwise only the sum is rounded.
 
     Returns:
-        ``[m, N]`` activations; undefined from ``visible`` on.
+        ``[m, N]`` activations; undefined from ``visible`` on, but never NaN where it is watched.
     """
     return indexer.index_logits(
         q,

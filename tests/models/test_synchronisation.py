@@ -35,6 +35,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 class DeviceTable:
     """An Engram table that kernels reach."""
 
+    waits_for_host = False
+
     def __init__(self, rows: int, width: int) -> None:
         self.codes = torch.randint(0, 120, (rows, width), dtype=torch.uint8, device=DEVICE)
         self.scales = torch.full((rows, width // 32), 120, dtype=torch.uint8, device=DEVICE)

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leadline.kernels import debug
 from leadline.kernels.cpu.formats import CODE_OF, bits_of, decode_row
 from leadline.kernels.cpu.jit import (
     F2,
@@ -59,6 +60,8 @@ def index_logits(
             exact_rounding=exact_rounding,
         )
     scores = np.empty((q.shape[0], num_entries), np.float32)
+    if debug.switch.enabled:
+        scores.fill(-np.inf)
     _index_logits(
         q,
         weights,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels import debug
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer as reference
@@ -150,7 +151,8 @@ def candidate_logits(
 
 def _empty_scores(q: Tensor, columns: int) -> Tensor:
     """``[m, columns]`` whose rows begin at whole lines, for wide loads and stores."""
-    return q.new_empty(q.shape[0], triton.cdiv(columns, 64) * 64)[:, :columns]
+    scores = q.new_empty(q.shape[0], triton.cdiv(columns, 64) * 64)[:, :columns]
+    return scores.fill_(-torch.inf) if debug.switch.enabled else scores
 
 
 def _launch(
