@@ -131,6 +131,9 @@ class EngineConfig:
             64-slot blocks of attention.
         debug_nonfinite: check every op's output and name the first op, layer and request with
             a non-finite value.
+        cuda_graphs: which forwards are captured at start and replayed, on a GPU with kernels that
+            allow it: ``decode`` those of decode rows only, ``all`` those of prompts too, ``off``
+            none; ``auto`` is ``all`` where that is possible. The tokens are the same.
         async_scheduling: plan the next step while one runs; None does so on a GPU. The tokens are
             the same.
         check_integrity: prove the books of pages and slots after every step.
@@ -147,6 +150,7 @@ class EngineConfig:
     quantize_activations: bool = True
     exact_rounding: bool = True
     debug_nonfinite: bool = False
+    cuda_graphs: str = "auto"
     async_scheduling: bool | None = None
     check_integrity: bool = False
     seed: int = 0
@@ -157,6 +161,7 @@ class EngineConfig:
         choice(self, "dtype", "auto", "float32", "bfloat16", "float64")
         choice(self, "device", "auto", "cpu", "cuda")
         choice(self, "load_format", "auto", "safetensors", "dummy")
+        choice(self, "cuda_graphs", "auto", "off", "decode", "all")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"model is {self.model!r}; name a checkpoint folder, a hub id or a preset"

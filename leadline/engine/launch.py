@@ -21,10 +21,13 @@ from leadline.config.engine import CacheConfig, EngineConfig
 from leadline.config.model import ModelConfig, load_model_config
 from leadline.config.presets import PRESETS, preset
 from leadline.core.errors import CheckpointError, ConfigError
+from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
+from leadline.engine.forwards import CudaCapture, GraphLimits, GraphMode, Graphs
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
-from leadline.kernels.registry import choose
+from leadline.kernels.records import Record
+from leadline.kernels.registry import Kernels, choose
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
@@ -97,6 +100,7 @@ def build_engine(
         layout,
         num_pages=size.num_pages,
         num_slots=size.num_slots + size.num_snapshots,
+        step_rows=config.scheduler.max_num_batched_tokens,
         wide=params.wide,
         device=device,
     )
@@ -118,6 +122,26 @@ def build_engine(
         needs_snapshot=policy.needs_snapshot,
         hot_slots=config.cache.hot_slots,
     )
+    obstacle = obstacle_to_graphs(config, device, kernels, layout) or model.obstacle_to_graphs
+    graph_mode = resolve_graph_mode(config.cuda_graphs, obstacle)
+    num_history = model_config.engram_max_ngram_size - 1
+    graphs = None
+    if graph_mode is not GraphMode.OFF:
+        graphs = Graphs(
+            model,
+            BatchBuilder(num_history=num_history, device=device),
+            CudaCapture(),
+            graph_mode,
+            GraphLimits(
+                max_num_seqs=size.num_slots - 1,
+                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+                max_len=max_model_len,
+                vocab_size=model_config.vocab_size,
+            ),
+            size,
+        )
+        with kernels.active():
+            graphs.capture()
     asynchronous = config.async_scheduling
     return Engine(
         model,
@@ -129,7 +153,8 @@ def build_engine(
         vocab_size=model_config.vocab_size,
         eos_token_id=model_config.eos_token_id,
         max_model_len=max_model_len,
-        num_history=model_config.engram_max_ngram_size - 1,
+        num_history=num_history,
+        graphs=graphs,
         page_bytes=layout.page_bytes,
         slot_bytes=layout.slot_bytes,
         device=device,
@@ -220,6 +245,35 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     resolved = getattr(torch, dtype)
     assert isinstance(resolved, torch.dtype)
     return resolved
+
+
+def obstacle_to_graphs(
+    config: EngineConfig, device: torch.device, kernels: Kernels, layout: CacheLayout
+) -> str | None:
+    """Why forwards with these settings cannot be captured, or None."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    if config.debug_nonfinite:
+        return "debug_nonfinite looks at every result"
+    if kernels.unfused:
+        return f"no kernel of a GPU runs {', '.join(kernels.unfused)} (kernel_backend)"
+    if layout.index_record is not Record.FP4_32:
+        return f"index keys of kv_cache_dtype {config.cache.kv_cache_dtype!r} have no kernels"
+    return None
+
+
+def resolve_graph_mode(wanted: str, obstacle: str | None) -> GraphMode:
+    """``auto`` is ``all`` where nothing is in the way.
+
+    Raises:
+        ConfigError: graphs are wanted and cannot be.
+    """
+    if wanted == "auto":
+        logger.info("graphs: %s", "all" if obstacle is None else f"none, since {obstacle}")
+        return GraphMode.ALL if obstacle is None else GraphMode.OFF
+    if wanted != "off" and obstacle is not None:
+        raise ConfigError(f"cuda_graphs is {wanted!r}, but {obstacle}; set it to 'off'")
+    return GraphMode(wanted)
 
 
 def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:

@@ -27,6 +27,8 @@ class HostEngramTable:
         dtype: of gathered rows; every value is exact in bf16.
     """
 
+    waits_for_host = True
+
     def __init__(
         self, codes: npt.NDArray[Any], scales: npt.NDArray[Any] | None, dtype: torch.dtype
     ) -> None:

@@ -13,7 +13,14 @@ FULL = slice(None)
 
 
 class EngramTable(Protocol):
-    """An n-gram table that stays packed where it lies and is gathered by row."""
+    """An n-gram table that stays packed where it lies and is gathered by row.
+
+    Attributes:
+        waits_for_host: whether the host gathers, so that no graph of a GPU can hold it.
+    """
+
+    @property
+    def waits_for_host(self) -> bool: ...
 
     def gather(self, rows: Tensor) -> Tensor:
         """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]`` (exact)."""

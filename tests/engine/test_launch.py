@@ -14,14 +14,18 @@ from leadline.config.presets import preset
 from leadline.core.errors import BadRequest, CheckpointError, ConfigError
 from leadline.core.request import Constraint, FinishReason, TokenOutput
 from leadline.engine.engine import Engine
+from leadline.engine.forwards import GraphMode
 from leadline.engine.launch import (
     build_engine,
     cache_budget_bytes,
+    obstacle_to_graphs,
     resolve_device,
     resolve_dtype,
+    resolve_graph_mode,
     resolve_max_model_len,
     resolve_policy,
 )
+from leadline.kernels.registry import REFERENCE
 from leadline.text.tokenizer import Tokenizer
 from tests.fakes import request
 
@@ -177,6 +181,34 @@ def test_a_cache_too_small_for_the_wanted_length_is_told_what_fits() -> None:
     small = replace(TINY, max_model_len=32768, cache=CacheConfig(kv_cache_memory_bytes=2**21))
     with pytest.raises(ConfigError, match=r"max_model_len is 32768.*lower max_model_len to \d+ or"):
         build_engine(small)
+
+
+def test_graphs_are_all_where_nothing_is_in_the_way() -> None:
+    assert resolve_graph_mode("auto", None) is GraphMode.ALL
+    assert resolve_graph_mode("auto", "there is no GPU") is GraphMode.OFF
+    assert resolve_graph_mode("off", None) is GraphMode.OFF
+    assert resolve_graph_mode("decode", None) is GraphMode.DECODE
+
+
+def test_graphs_that_cannot_be_captured_are_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="cuda_graphs is 'all', but there is no GPU; set it to"):
+        build_engine(replace(TINY, cuda_graphs="all"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"debug_nonfinite": True}, "looks at every result"),
+        ({}, "no kernel of a GPU runs rms_norm,"),
+    ],
+    ids=str,
+)
+def test_what_is_in_the_way_of_graphs_on_a_gpu(settings: dict[str, Any], reason: str) -> None:
+    pytest.importorskip("triton")
+    config = replace(TINY, **settings)
+    obstacle = obstacle_to_graphs(config, torch.device("cuda"), REFERENCE, LAYOUT)
+    assert obstacle is not None
+    assert reason in obstacle
 
 
 def test_auto_dtype_follows_the_device() -> None:

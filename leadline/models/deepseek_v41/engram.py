@@ -134,17 +134,17 @@ class EngramHash:
         self.multipliers = torch.from_numpy(hash_multipliers(config)).to(device)
 
     def rows(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool, False for image rows.
+        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool: no image, and no padding.
 
         Look-back never leaves the request: before a group's first row it reads ``batch.hist``.
         """
         look_back = self.multipliers.shape[1]
         ids = torch.cat((self._classes(batch.ids), self._classes(batch.hist).flatten()))
         m, device = len(batch.ids), batch.ids.device
-        group = batch.req_of_row.long()
+        group = batch.req_of_row.clamp(min=0)
         back = torch.arange(look_back, device=device)
         source = torch.arange(m, device=device).unsqueeze(1) - back
-        before = source - batch.q_off.long()[group].unsqueeze(1)  # below 0: in the history
+        before = source - batch.q_off[group].unsqueeze(1)  # below 0: in the history
         width = batch.hist.shape[1]
         in_history = m + group.unsqueeze(1) * width + width + before
         history = ids[torch.where(before >= 0, source, in_history)]
@@ -152,7 +152,7 @@ class EngramHash:
         rows = ops.engram_hash(
             history.masked_fill(blocked, self.pad), self.multipliers, self.primes, self.offsets
         )
-        return rows, history[:, 0] != _DEAD
+        return rows, (history[:, 0] != _DEAD) & (batch.req_of_row >= 0)
 
     def _classes(self, ids: Tensor) -> Tensor:
         """Compressed ids; image tokens and absent positions are dead."""

@@ -60,9 +60,9 @@ def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
     return ForwardBatch(
         ids=torch.tensor([i for _, new in fed for i in new], dtype=torch.int32),
         pos=torch.cat([torch.arange(len(old), len(old) + len(new)) for old, new in fed]),
-        req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts).int(),
-        q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
-        seq_len=torch.tensor([len(ids) for ids, _ in parts], dtype=torch.int32),
+        req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts),
+        q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).long(),
+        seq_len=torch.tensor([len(ids) for ids, _ in parts]),
         slot=none,
         floor_lo=none,
         floor_up=none,
@@ -70,7 +70,11 @@ def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
         page_table=none,
         hist=torch.tensor([([-1] * 3 + old)[-3:] for old, _ in fed], dtype=torch.int32),
         rows_upper=none,
+        req_of_upper=none,
+        upper_off=none,
         sample_rows=none,
+        max_len=0,
+        max_rows=0,
     )
 
 
@@ -174,7 +178,7 @@ def test_an_id_that_the_tokenizer_lacks_has_no_ngrams_and_harms_nobody() -> None
     batch = ForwardBatch(
         ids=ids,
         pos=torch.arange(3),
-        req_of_row=torch.zeros(3, dtype=torch.int32),
+        req_of_row=torch.zeros(3, dtype=torch.int64),
         q_off=torch.tensor([0, 3]),
         seq_len=torch.tensor([3]),
         slot=torch.tensor([1]),
@@ -184,7 +188,11 @@ def test_an_id_that_the_tokenizer_lacks_has_no_ngrams_and_harms_nobody() -> None
         page_table=torch.tensor([[1]]),
         hist=torch.full((1, 3), -1),
         rows_upper=torch.arange(3),
+        req_of_upper=torch.zeros(3, dtype=torch.int64),
+        upper_off=torch.tensor([0, 3]),
         sample_rows=torch.arange(3),
+        max_len=3,
+        max_rows=3,
     )
     rows, live = hash_.rows(batch)
     assert live.tolist() == [True, False, True]
