@@ -117,6 +117,7 @@ def state_of(served: Served) -> list[Tensor]:
     return [*caches, *pool.open_groups.values(), *graphs._lower_out, graphs._hidden]
 
 
+@torch.inference_mode()
 def test_40_replays_equal_what_they_were_captured_from(served: Served) -> None:
     """Bit for bit, in any order of all graphs, which share their memory."""
     graphs = served.graphs
@@ -139,7 +140,7 @@ def test_40_replays_equal_what_they_were_captured_from(served: Served) -> None:
         for launch in (lambda: run(rows), captured[rows]):  # noqa: B023 - called at once
             for tensor, kept in zip(state_of(served), before, strict=True):
                 tensor.copy_(kept)
-            with torch.inference_mode(), served.kernels.active():
+            with served.kernels.active():
                 graphs._load_stand_ins(shape, rows, **groups)
                 launch()
             results.append([tensor.clone() for tensor in state_of(served)])
