@@ -207,11 +207,11 @@ def _fill(out: Mapping[str, NDArray[np.integer]], groups: Sequence[RowGroup]) ->
 def _bounds(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """First place of each, then the number of all."""
     bounds = np.zeros(len(counts) + 1, np.int64)
-    counts.cumsum(out=bounds[1:])
+    np.cumsum(counts, out=bounds[1:])
     return bounds
 
 
 def _last_of_each(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The ``counts[i]`` integers before ``ends[i]``, ascending, of every i in turn."""
-    last = counts.cumsum()
+    last = np.cumsum(counts)
     return np.arange(counts.sum()) + np.repeat(ends - last, counts)
