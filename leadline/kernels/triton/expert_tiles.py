@@ -51,11 +51,7 @@ def prepare(
     """
     num_rows, width = x.shape
     num_pairs = ids.numel()
-    capacity = min(num_pairs, num_experts + num_pairs // tile_size)
-    tiles = Tiles(
-        pairs=torch.empty(num_pairs, dtype=torch.int32, device=x.device),
-        spans=torch.empty(capacity, dtype=torch.int64, device=x.device),
-    )
+    tiles = _empty_tiles(ids, num_experts, tile_size)
     planes = torch.empty(num_rows, 4, width // 4, dtype=x.dtype, device=x.device)
     blocks = triton.cdiv(width, _BLOCK_CHANNELS)
     _prepare[(num_experts + num_rows * blocks,)](
@@ -63,7 +59,7 @@ def prepare(
         tiles.pairs,
         tiles.spans,
         num_pairs,
-        capacity,
+        len(tiles.spans),
         x,
         x.stride(0),
         planes,
@@ -75,6 +71,32 @@ def prepare(
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
     )
     return tiles, planes
+
+
+def sort_pairs(ids: Tensor, *, num_experts: int, tile_size: int) -> Tiles:
+    """Tiles alone, of arguments as of ``prepare``."""
+    tiles = _empty_tiles(ids, num_experts, tile_size)
+    _sort_pairs[(num_experts,)](
+        ids.contiguous(),
+        tiles.pairs,
+        tiles.spans,
+        ids.numel(),
+        len(tiles.spans),
+        NUM_EXPERTS=num_experts,
+        TILE=tile_size,
+        BLOCK=min(max(bucket(ids.numel()), 128), 4096),
+        num_warps=8,
+    )
+    return tiles
+
+
+def _empty_tiles(ids: Tensor, num_experts: int, tile_size: int) -> Tiles:
+    num_pairs = ids.numel()
+    capacity = min(num_pairs, num_experts + num_pairs // tile_size)
+    return Tiles(
+        pairs=torch.empty(num_pairs, dtype=torch.int32, device=ids.device),
+        spans=torch.empty(capacity, dtype=torch.int64, device=ids.device),
+    )
 
 
 @triton.jit
@@ -114,6 +136,22 @@ def _prepare(
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
         block = (program - NUM_EXPERTS) % blocks
         _deal(x + row * stride, planes + row * width, width, block, QUANTIZES, BLOCK_CHANNELS)
+
+
+@triton.jit
+def _sort_pairs(
+    ids,
+    pairs,
+    spans,
+    num_pairs,
+    capacity,
+    NUM_EXPERTS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program per expert."""
+    expert = tl.program_id(0)
+    _sort(ids, pairs, spans, num_pairs, capacity, expert, NUM_EXPERTS, TILE, BLOCK)
 
 
 @triton.jit
