@@ -79,9 +79,7 @@ def _definition(
 ) -> Tensor:
     """Products in float32, so that their sums are: a library's bf16 products may round parts."""
     w13, w2 = (replace(weight, dtype=torch.float32) for weight in (w13, w2))
-    return reference.routed_experts(
-        x, ids, weights, w13, w2, limit=LIMIT, row_scales=row_scales
-    )
+    return reference.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, row_scales=row_scales)
 
 
 def _case(

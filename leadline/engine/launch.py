@@ -24,7 +24,7 @@ from leadline.core.errors import CheckpointError, ConfigError
 from leadline.engine.engine import Engine
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
-from leadline.kernels.registry import choose
+from leadline.kernels.registry import Kernels, choose
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
@@ -64,6 +64,7 @@ def build_engine(
         device=device,
         placement=Placement(),
         quantize_activations=config.quantize_activations,
+        expert_row_scales=expert_row_scales(config, kernels, device),
         packed=kernels.reads_packed,
     )
     switch.enabled = config.debug_nonfinite
@@ -220,6 +221,24 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     resolved = getattr(torch, dtype)
     assert isinstance(resolved, torch.dtype)
     return resolved
+
+
+def expert_row_scales(config: EngineConfig, kernels: Kernels, device: torch.device) -> bool:
+    """Whether inputs of routed experts have one scale a row.
+
+    Raises:
+        ConfigError: that needs tensor cores which the GPU lacks.
+    """
+    if config.moe_activations != "fp8":
+        return False
+    if kernels.backend_of.get("routed_experts") == "triton":
+        capability = torch.cuda.get_device_capability(device)
+        if torch.version.hip is not None or capability < (8, 9):
+            raise ConfigError(
+                f"moe_activations is 'fp8', but {torch.cuda.get_device_name(device)} has no FP8 "
+                "tensor cores of NVIDIA's; they need compute capability 8.9. Set 'mxfp8'"
+            )
+    return True
 
 
 def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:

@@ -26,7 +26,7 @@ class Tiles:
     A pair is a row's choice of one expert: number ``row * k + slot`` of ids ``[m, k]``.
 
     Attributes:
-        pairs: ``[m k]`` int32, pairs by expert, in their order within an expert.
+        pairs: ``[m k]`` int32, pairs by expert, in their order within an expert; -1 behind them.
         spans: ``[capacity]`` int64, one a tile, -1 behind the last; see ``span``.
     """
 
@@ -190,6 +190,11 @@ def _sort(
             rest = tile + tl.arange(0, BINS)
             tl.store(spans + rest, -1, mask=rest < capacity)
             tile += BINS
+        unused = end
+        while unused < num_pairs:
+            rest = unused + tl.arange(0, BLOCK)
+            tl.store(pairs + rest, -1, mask=rest < num_pairs)
+            unused += BLOCK
     start, place = 0, first
     while place < end:  # this expert's pairs may all have been seen before the last block
         mine = (_load_ids(ids, start, num_pairs, BLOCK) == expert).to(tl.int32)

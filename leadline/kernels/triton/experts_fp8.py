@@ -32,12 +32,6 @@ from leadline.kernels.triton.fp8_operands import SPAN, expand_tile, in_order, qu
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.swiglu import clamped_swiglu
 
-# Sums of a part run 2^22 times too small, the inverse of the smallest power of an activation: they
-# never overflow where the true sum does not, whatever the scales.
-_SHRINK = tl.constexpr(2.0**-22)
-_GROW = tl.constexpr(2.0**22)
-
-
 # Rows of a part are 16 a warp (``expand_tile``). Four warps leave room for a second program, which
 # does the other thing; eight read activations from L2 half as often.
 _tuned = tuned(
@@ -88,7 +82,7 @@ def pair_outputs(
     )
     outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     _down[lambda meta: (capacity, triton.cdiv(width, 2 * meta["ROWS"]))](
-        *quantize_rows(hidden),
+        *quantize_rows(hidden, tiles.pairs),
         w2.codes,
         _scale_words(w2),
         tiles.pairs,
@@ -140,7 +134,7 @@ def _load_codes(codes, rows, step, K: tl.constexpr, SPAN: tl.constexpr):
 def _add(total, codes, words, inputs):
     """``total + W x^T`` of one tile, which is as far as the tensor cores' own sums go."""
     operand, power = expand_tile(codes, words)
-    return total + tl.dot(operand, inputs) * (power * _SHRINK)[:, None]
+    return total + tl.dot(operand, inputs) * power[:, None]
 
 
 @triton.jit
@@ -170,6 +164,7 @@ def _two_products(
         rows: ``[N]`` int64 rows of these.
         live: ``[N]`` bool; others are read as zeros, and cost no bandwidth.
         K: the products' length, a multiple of 32.
+        SPAN: channels of a step.
     """
     M: tl.constexpr = first.shape[0]
     N: tl.constexpr = rows.shape[0]
@@ -192,7 +187,7 @@ def _two_products(
         total = _add(total, tile_codes, words, tile)
         other = _add(other, other_codes, other_words, tile)
         words, other_words = next_words, next_other_words
-    power = (tl.load(powers + rows, mask=live, other=0.0) * _GROW)[None, :]
+    power = tl.load(powers + rows, mask=live, other=0.0)[None, :]
     return in_order(total) * power, in_order(other) * power
 
 

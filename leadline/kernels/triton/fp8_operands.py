@@ -29,6 +29,10 @@ from leadline.kernels.triton.launch import INTERPRETED
 SPAN = 128
 """Channels of a tile of ``expand_tile``, whose order ``quantize_rows`` gives its codes."""
 
+# Powers of weights are 2^-22 of what they are, and those of activations, which are 2^-22 at least,
+# make up for it: so no sum on the way overflows unless the true one does, whatever the scales.
+_LIFT = tl.constexpr(22)
+
 _PTX = tl.constexpr(not INTERPRETED)
 
 # Eight nibbles in a word pick their magnitudes' codes from two words of four: a byte permutation
@@ -92,7 +96,7 @@ def expand_rows(codes, exponents):
     low, high = _expand(codes, e - largest[:, None])
     low = low.reshape(ROWS, BLOCKS, 4, 4).permute(0, 2, 1, 3).reshape(ROWS, 16 * BLOCKS)
     high = high.reshape(ROWS, BLOCKS, 4, 4).permute(0, 2, 1, 3).reshape(ROWS, 16 * BLOCKS)
-    power = _power(largest)
+    power = decode_ue8m0(largest) * 0.0001220703125  # 2^-13
     return low.to(tl.float8e5, bitcast=True), high.to(tl.float8e5, bitcast=True), power
 
 
@@ -108,8 +112,8 @@ def expand_tile(codes, words):
         words: ``[rows]`` int32, a row's four UE8M0 bytes, the first one lowest.
 
     Returns:
-        ``[rows, SPAN]`` float8e5, and their powers of two ``[rows]`` float32 as of
-        ``expand_rows``.
+        ``[rows, SPAN]`` float8e5, and the powers of two ``[rows]`` float32 of the rows, lowered
+        by ``_LIFT`` octaves; NaN where a scale is NaN.
     """
     ROWS: tl.constexpr = codes.shape[0]
     first, second = words & 0xFF, (words >> 8) & 0xFF
@@ -119,7 +123,11 @@ def expand_tile(codes, words):
     low, high = _expand(codes, exponents - largest[:, None])
     tile = tl.join(low, high).reshape(2, ROWS // 16, 8, 4, 4, 4, 2)
     tile = tile.permute(1, 0, 2, 6, 4, 3, 5).reshape(ROWS, 128)
-    power = _power(largest).reshape(2, ROWS // 16, 8).permute(1, 0, 2).reshape(ROWS)
+    # Written as a float's exponent, at which blocks of no weight above 2^-89 count as zeros.
+    bits = tl.maximum(largest - (13 + _LIFT), 0) << 23
+    bits = tl.where(largest == 255, 0x7FC00000, bits)
+    power = bits.to(tl.float32, bitcast=True)
+    power = power.reshape(2, ROWS // 16, 8).permute(1, 0, 2).reshape(ROWS)
     return tile.to(tl.float8e5, bitcast=True), power
 
 
@@ -163,11 +171,6 @@ def _expand(codes, octaves):
 
 
 @triton.jit
-def _power(largest):
-    return decode_ue8m0(largest) * 0.0001220703125  # 2^-13
-
-
-@triton.jit
 def fold_rows(low, high):
     """Rows of MXFP4 values ``[rows, n / 2]`` twice, float32, as operands and powers of two."""
     amax = tl.maximum(absmax(low, 1), absmax(high, 1))
@@ -185,15 +188,17 @@ def round_bf16(x):
     )
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, used: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows as E4M3 and one power of two each (``reference.quant.round_trip_fp8_row``).
 
     Args:
         x: ``[n, width]`` bf16, n at least 1, rows contiguous.
+        used: ``[n]`` int32; rows where it is negative are neither read nor written.
 
     Returns:
         Codes ``[n, SPAN ceil(width / SPAN)]`` float8_e4m3fn, in the order of ``expand_tile`` within
-        each SPAN, zero beyond the width; powers ``[n]`` float32, NaN where a row is not finite.
+        each SPAN, zero beyond the width; powers ``[n]`` float32, raised by ``_LIFT`` octaves, NaN
+        where a row is not finite, infinite where they pass a float's range.
     """
     num_rows, width = x.shape
     padded = triton.cdiv(width, SPAN) * SPAN
@@ -202,7 +207,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     block = triton.next_power_of_2(padded)
     num_warps = max(1, min(block // 512, 8))
     _quantize_rows[(num_rows,)](
-        *(x, x.stride(0), codes, powers, width, padded),
+        *(x, x.stride(0), used, codes, powers, width, padded),
         SPAN=SPAN,
         BLOCK=block,
         num_warps=num_warps,
@@ -211,8 +216,13 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _quantize_rows(x, stride, codes, powers, width, padded, SPAN: tl.constexpr, BLOCK: tl.constexpr):
+def _quantize_rows(
+    x, stride, used, codes, powers, width, padded, SPAN: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
+    if used is not None:  # noqa: SIM102 - compiled only where there are any
+        if tl.load(used + row) < 0:
+            return
     channel = tl.arange(0, BLOCK)
     value = tl.load(x + row * stride + channel, mask=channel < width, other=0.0).to(tl.float32)
     scale = fp8_32_scale(absmax(value, 0))
@@ -220,4 +230,5 @@ def _quantize_rows(x, stride, codes, powers, width, padded, SPAN: tl.constexpr, 
     # Span, block, word, half of a word, nibble -> the order in which a thread meets them.
     code = code.reshape(BLOCK // SPAN, 4, 4, 2, 4).permute(0, 3, 2, 1, 4).reshape(BLOCK)
     tl.store(codes + row * padded + channel, code, mask=channel < padded)
-    tl.store(powers + row, decode_ue8m0(scale))
+    power = tl.where(scale == 255, 0x7FC00000, tl.minimum(scale + _LIFT, 255) << 23)
+    tl.store(powers + row, power.to(tl.float32, bitcast=True))
