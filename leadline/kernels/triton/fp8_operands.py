@@ -162,7 +162,7 @@ def _expand(codes, octaves):
     large = octaves * 0x04040404 + 0x12100E0C
     return tl.inline_asm_elementwise(
         _EXPAND,
-        "=r,=r,r,r,r,r,r,r,r,r,r",
+        "=&r,=&r,r,r,r,r,r,r,r,r,r",  # the first is written before the last look at the inputs
         [codes.reshape(ROWS, BLOCKS, 16), small, large],
         dtype=(tl.uint8, tl.uint8),
         is_pure=True,
