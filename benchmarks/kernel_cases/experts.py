@@ -118,7 +118,7 @@ def _peers(marlin: float, triton_kernels: float, bf16: float | None = None) -> d
 
 
 _fp8_case = functools.partial(_case, EP4, active=96, fp8=True, target_share=0.55)
-# It reads twice the bytes: weights of eight bits, which nobody has of this model's experts.
+# Not the same work: weights of eight bits are twice the bytes, and need no expansion.
 _FP8_PEER = "DeepGEMM, 8-bit weights"
 
 CASES = [

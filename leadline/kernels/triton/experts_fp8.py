@@ -9,13 +9,15 @@ mantissa costs 2.6e-2 in both (``reference.quant.round_trip_fp8_row``). Groups o
 not show. Weights lose nothing (``fp8_operands``): a row of a tile is E5M2 and a power of two, which
 is applied where the row's part is added.
 
-Hopper's FP8 sums keep some 14 bits. A part is the product of 128 channels, so four instructions
-add up there and everything else is float32: with a power a tile and row that addition is a fused
-multiplication, and costs what the sums of a larger part would have to cost later.
+Hopper's FP8 sums keep some 14 bits. Here they end after 128 channels, four instructions; what adds
+these parts in float32 applies the power as well, as one fused multiplication. Parts of 512 would
+save three of four of them, but would have to stay in registers, where only half as many sums would
+fit, and activations would come from L2 twice as often.
 
-Expanding a weight takes 9 integer instructions for 8, multiplying it by 128 tokens as long as 2
-for each. So two parts of 64 or 128 rows share a tile of activations, and a program that expands
-leaves the tensor cores to its neighbour on the multiprocessor, or to its other half.
+Expanding eight weights takes 9 integer instructions, and multiplying them by 128 tokens takes the
+tensor cores as long as 16. So a program that expands should leave them to another: to a second
+program on the multiprocessor, or to the other warps of its own. Two parts, of a tile of gate rows
+and one of up rows, or of two tiles of the matrix of down, share what is loaded of activations.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def pair_outputs(
 def _tile_size(mean: int) -> int:
     """Pairs of a tile, from those of an expert if all are chosen alike.
 
-    A tile's weights cost about as much to expand as to multiply by 64 or more tokens.
+    A tile's weights cost as much to expand as to multiply by some 80 tokens, so one tile an expert
+    is best where that is possible.
     """
     return 64 if mean <= 48 else 128
 
@@ -132,7 +135,11 @@ def _load_codes(codes, rows, step, K: tl.constexpr, SPAN: tl.constexpr):
 
 @triton.jit
 def _add(total, codes, words, inputs):
-    """``total + W x^T`` of one tile, which is as far as the tensor cores' own sums go."""
+    """``total + W x^T`` of one tile, which is as far as the tensor cores' own sums go.
+
+    ``max_num_imprecise_acc`` stays at Triton's default, all channels of a product: that is the
+    tile. With less, it would add parts of tiles in float32, at twice the price.
+    """
     operand, power = expand_tile(codes, words)
     return total + tl.dot(operand, inputs) * power[:, None]
 
