@@ -134,6 +134,7 @@ def make_stepper(
     kv_cache_dtype: str = "auto",
     block_size: int = 256,
     quantize_activations: bool = True,
+    expert_row_scales: bool = False,
     exact_rounding: bool = True,
     num_pages: int = 64,
     num_slots: int = 16,
@@ -161,6 +162,7 @@ def make_stepper(
         torch.device(device),
         Placement(),
         quantize_activations=quantize_activations,
+        expert_row_scales=expert_row_scales,
         packed=packed,
     )
     model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)

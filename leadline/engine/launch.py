@@ -67,6 +67,7 @@ def build_engine(
         device=device,
         placement=Placement(),
         quantize_activations=config.quantize_activations,
+        expert_row_scales=expert_row_scales(config, kernels, device),
         packed=kernels.reads_packed,
     )
     switch.enabled = config.debug_nonfinite
@@ -274,6 +275,24 @@ def resolve_graph_mode(wanted: str, obstacle: str | None) -> GraphMode:
     if wanted != "off" and obstacle is not None:
         raise ConfigError(f"cuda_graphs is {wanted!r}, but {obstacle}; set it to 'off'")
     return GraphMode(wanted)
+
+
+def expert_row_scales(config: EngineConfig, kernels: Kernels, device: torch.device) -> bool:
+    """Whether inputs of routed experts have one scale a row.
+
+    Raises:
+        ConfigError: that needs tensor cores which the GPU lacks.
+    """
+    if config.moe_activations != "fp8":
+        return False
+    if kernels.backend_of.get("routed_experts") == "triton":
+        capability = torch.cuda.get_device_capability(device)
+        if torch.version.hip is not None or capability < (8, 9):
+            raise ConfigError(
+                f"moe_activations is 'fp8', but {torch.cuda.get_device_name(device)} has no FP8 "
+                "tensor cores of NVIDIA's; they need compute capability 8.9. Set 'mxfp8'"
+            )
+    return True
 
 
 def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:

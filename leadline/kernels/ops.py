@@ -667,6 +667,7 @@ def routed_experts(
     w2: Weight,
     *,
     limit: float,
+    row_scales: bool = False,
     shared: Tensor | None = None,
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
@@ -678,12 +679,17 @@ def routed_experts(
         w13: ``[E, 2 F, D]``, gate rows first.
         w2: ``[E, D, F]``.
         limit: ``swiglu_limit``.
+        row_scales: inputs that are quantised get one power of two a row instead of one for 32
+            channels (``quant.round_trip_fp8_row``), for FP8 tensor cores; an approximation. Where
+            these would not be faster a backend may keep the finer scales.
         shared: ``[m, D]`` activations, the shared expert's output, which is added last.
 
     Returns:
         ``[m, D]`` activations, rounded once; without ``shared`` wide, not rounded.
     """
-    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
+    return experts.routed_experts(
+        x, ids, weights, w13, w2, limit=limit, row_scales=row_scales, shared=shared
+    )
 
 
 @op()

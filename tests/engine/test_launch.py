@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from leadline.engine.forwards import GraphMode
 from leadline.engine.launch import (
     build_engine,
     cache_budget_bytes,
+    expert_row_scales,
     obstacle_to_graphs,
     resolve_device,
     resolve_dtype,
@@ -93,6 +95,44 @@ def test_the_chosen_kernels_run_its_steps_and_nothing_else(
 def test_kernels_of_another_dtype_are_refused() -> None:
     with pytest.raises(ConfigError, match="'numba' cannot run: it computes in"):
         build_engine(replace(TINY, kernel_backend="numba"))
+
+
+def test_the_form_of_moe_activations_reaches_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leadline.kernels import ops
+
+    original, seen = ops.routed_experts, []
+
+    def watched(*args: Any, row_scales: bool, **kwargs: Any) -> Any:
+        seen.append(row_scales)
+        return original(*args, row_scales=row_scales, **kwargs)
+
+    monkeypatch.setattr(ops, "routed_experts", watched)
+    for setting, row_scales in (("mxfp8", False), ("fp8", True)):
+        seen.clear()
+        generate(build_engine(replace(TINY, moe_activations=setting)), [[3, 4, 5]], 1)
+        assert set(seen) == {row_scales}
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "runs"),
+    [((8, 0), None, False), ((8, 9), None, True), ((9, 0), None, True), ((9, 4), "6.4", False)],
+    ids=str,
+)
+def test_fp8_experts_by_triton_want_fp8_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, runs: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "this GPU")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    config, gpu = replace(TINY, moe_activations="fp8"), torch.device("cuda")
+    kernels = Mock(backend_of={"routed_experts": "triton"})
+    if runs:
+        assert expert_row_scales(config, kernels, gpu)
+    else:
+        with pytest.raises(ConfigError, match="'fp8', but this GPU has no FP8 tensor cores"):
+            expert_row_scales(config, kernels, gpu)
+    assert expert_row_scales(config, REFERENCE, gpu)
+    assert not expert_row_scales(TINY, kernels, gpu)
 
 
 def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

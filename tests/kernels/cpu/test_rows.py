@@ -120,7 +120,8 @@ FORMATS = {"packed": WeightFormat.MXFP4, "plain": WeightFormat.PLAIN}
 
 @pytest.mark.parametrize("rows", [*ROWS[1:], 100])
 @pytest.mark.parametrize("format", FORMATS)
-def test_routed_experts(both: Both, rows: int, format: str) -> None:
+@pytest.mark.parametrize("row_scales", [False, True])
+def test_routed_experts(both: Both, rows: int, format: str, row_scales: bool) -> None:
     """Few rows an expert and many; one expert gets none."""
     experts, dim, width = 6, 64, 32
     scores = torch.rand(rows, experts)
@@ -128,12 +129,13 @@ def test_routed_experts(both: Both, rows: int, format: str) -> None:
     ids = scores.topk(3, dim=-1).indices.sort(-1).values
     fast, wanted = both(
         "routed_experts",
-        torch.randn(rows, dim),
+        torch.randn(rows, dim) * torch.tensor([1.0, 2**-12]).repeat_interleave(dim // 2),
         ids,
         torch.rand(rows, 3),
         LinearWeight(torch.randn(experts, 2 * width, dim) / 4, FORMATS[format]),
         LinearWeight(torch.randn(experts, dim, width) / 4, FORMATS[format]),
         limit=2.0,
+        row_scales=row_scales,
     )
     assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")
 
