@@ -19,11 +19,12 @@ from leadline.config.model import ModelConfig
 from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
 from leadline.weights.checkpoint import Checkpoint
-from leadline.weights.engram_tables import HostEngramTable, to_tensor
+from leadline.weights.engram_tables import MappedEngramTable, TableMemory, to_tensor
 from leadline.weights.formats import PACKINGS, decode, magnitude_bounds, scale_name
 from leadline.weights.names import Part, Role, WeightSpec, model_weights
+from leadline.weights.progress import progress_bar
 from leadline.weights.random_init import random_tensors
-from leadline.weights.source import FULL
+from leadline.weights.source import FULL, EngramTable
 from leadline.weights.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class _Stored(Protocol):
 
     def describe(self, name: str) -> str: ...
 
+    def stamp(self, name: str) -> str: ...
+
 
 class _Source:
     """Slices, decodes and checks stored weights, and keeps account of them."""
@@ -49,11 +52,13 @@ class _Source:
         stored: _Stored,
         weights: dict[str, WeightSpec],
         formats: dict[str, WeightFormat],
+        table_memory: TableMemory | None,
         progress: Any = None,
     ) -> None:
         self._stored = stored
         self._weights = weights
         self._formats = formats
+        self._table_memory = table_memory
         self._progress = progress
         self._taken: Counter[str] = Counter()
 
@@ -122,14 +127,21 @@ class _Source:
             row.copy_(self._matrix(name, (FULL, FULL)))
         return LinearWeight(dense, format)
 
-    def engram_table(self, name: str, dtype: torch.dtype) -> HostEngramTable:
-        """``{name}.weight`` and its scales, left where they are and gathered by row."""
+    def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
+        """``{name}.weight`` and its scales, gathered by row: on the files, or in host memory.
+
+        Plain values stay on the files: no kernel gathers them.
+        """
         weight = f"{name}.weight"
         self._taken[weight] += 1
         codes = self._stored.array(weight)
-        packed = self._formats[weight] is not WeightFormat.PLAIN
-        scales = self._stored.array(scale_name(weight)) if packed else None
-        return HostEngramTable(codes, scales, dtype)
+        if self._formats[weight] is WeightFormat.PLAIN:
+            return MappedEngramTable(codes, None, dtype)
+        scales = self._stored.array(scale_name(weight))
+        if self._table_memory is None:
+            return MappedEngramTable(codes, scales, dtype)
+        stamp = self._stored.stamp(weight)
+        return self._table_memory.load(weight, codes, scales, dtype, stamp=stamp)
 
     def finish(self) -> None:
         """Close the progress bar, and assert that one rank took every weight exactly once."""
@@ -203,6 +215,7 @@ class CheckpointSource(_Source):
     Args:
         checkpoint: the files.
         config: what they must hold; draft and vision tensors are skipped.
+        table_memory: where Engram tables are copied to; None leaves them on the files.
         show_progress: a progress bar in bytes, on a terminal only.
 
     Raises:
@@ -210,7 +223,12 @@ class CheckpointSource(_Source):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, *, show_progress: bool = True
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        *,
+        table_memory: TableMemory | None = None,
+        show_progress: bool = True,
     ) -> None:
         contents = verify(checkpoint, config)
         logger.info("%s: %s", checkpoint.path, contents.summary())
@@ -218,26 +236,19 @@ class CheckpointSource(_Source):
         unread = {n for n, spec in contents.weights.items() if spec.role in unread_roles}
         unread |= {scale_name(name) for name in unread}
         to_read = sum(entry.nbytes for entry in contents.used if entry.name not in unread)
-        progress = _progress_bar(to_read) if show_progress else None
-        super().__init__(checkpoint, contents.weights, contents.formats, progress)
-
-
-def _progress_bar(total: int) -> Any:
-    """A bar in bytes that shows on a terminal only; None where ``tqdm`` is not installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None)
+        progress = progress_bar(to_read, "Loading weights") if show_progress else None
+        super().__init__(checkpoint, contents.weights, contents.formats, table_memory, progress)
 
 
 class DummySource(_Source):
     """Seeded random weights in the official formats: what ``tools.random_checkpoint`` writes."""
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, *, seed: int = 0, table_memory: TableMemory | None = None
+    ) -> None:
         weights = {n: s for n, s in model_weights(config).items() if s.part is Part.BACKBONE}
         formats = {name: spec.format for name, spec in weights.items()}
-        super().__init__(_RandomTensors(weights, seed), weights, formats)
+        super().__init__(_RandomTensors(weights, seed), weights, formats, table_memory)
 
 
 class _RandomTensors:
@@ -257,3 +268,6 @@ class _RandomTensors:
 
     def describe(self, name: str) -> str:
         return f"dummy tensor {name}"
+
+    def stamp(self, name: str) -> str:
+        return f"{self._seed} {name} {self._owners[name].shape}"

@@ -16,7 +16,10 @@ class EngramTable(Protocol):
     """An n-gram table that stays packed where it lies and is gathered by row."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]`` (exact)."""
+        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]``, where rows are.
+
+        They are exact. The host waits only for tables that the device cannot read.
+        """
         ...
 
 
@@ -53,5 +56,5 @@ class WeightSource(Protocol):
         ...
 
     def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
-        """``{name}.weight`` and ``.scale`` as a table that is never copied whole."""
+        """``{name}.weight`` and ``.scale`` as a table that no device holds."""
         ...

@@ -187,11 +187,11 @@ def test_progress_counts_every_byte_but_those_of_tables(
 ) -> None:
     bars: list[Bar] = []
 
-    def make(total: int) -> Bar:
+    def make(total: int, _: str) -> Bar:
         bars.append(Bar(total))
         return bars[0]
 
-    monkeypatch.setattr(leadline.weights.load, "_progress_bar", make)
+    monkeypatch.setattr(leadline.weights.load, "progress_bar", make)
     source = CheckpointSource(Checkpoint(folder), CONFIG)
     take_all(source, CONFIG)
     source.finish()

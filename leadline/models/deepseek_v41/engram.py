@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from leadline.core.errors import ConfigError
 from leadline.kernels import ops
 from leadline.models.batch import ForwardBatch
 from leadline.models.common.parameters import Parameters
+from leadline.weights.source import EngramTable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -160,6 +163,79 @@ class EngramHash:
         return self.token_map[ids.long().clamp(min=0)].masked_fill(dead, _DEAD)
 
 
+@dataclass(frozen=True, slots=True)
+class NgramValues:
+    """What the tables hold for the rows of a step; made by ``EngramPrefetch.start``.
+
+    Attributes:
+        of_layer: per Engram layer ``[m, columns * head_dim]`` activations.
+        gathered: per Engram layer, the event that its values wait for; None on a CPU.
+        live: ``[m]`` bool, which rows take part.
+        device: torch's module of it, such as ``torch.cuda``.
+        kept: ``[r]`` int64, the rows that are wanted; None is all.
+    """
+
+    of_layer: Sequence[Tensor]
+    gathered: Sequence[Any]
+    live: Tensor
+    device: Any
+    kept: Tensor | None = None
+
+    def take(self, rows: Tensor) -> NgramValues:
+        """The same for some rows only."""
+        return dataclasses.replace(self, kept=rows)
+
+    def wait(self, index: int) -> tuple[Tensor, Tensor]:
+        """Values ``[r, columns * head_dim]`` of an Engram layer, and ``[r]`` bool.
+
+        The device waits, and the host does not.
+        """
+        self.device.current_stream().wait_event(self.gathered[index])
+        values, live = self.of_layer[index], self.live
+        return (values, live) if self.kept is None else (values[self.kept], live[self.kept])
+
+
+class EngramPrefetch:
+    """Hashes of a step and rows of all tables, beside the layers in front of them (kernels.md 12.2).
+
+    Both depend on token ids alone. A stream of their own has the values of the first Engram layer
+    while layer 0 runs, and those of the later ones long before they are wanted. A graph that
+    captures a step takes in this stream where it begins, and joins it where layers wait. On a CPU
+    streams do nothing, and everything happens in ``start``.
+    """
+
+    def __init__(
+        self, engram_hash: EngramHash, tables: Sequence[EngramTable], device: torch.device
+    ) -> None:
+        """Take what the parts of the model have made.
+
+        Args:
+            engram_hash: of all Engram layers.
+            tables: of each of them, in order.
+            device: of the model.
+        """
+        self.hash = engram_hash
+        self._tables = tables
+        self._device = torch.get_device_module(device)
+        # Some programs, which wait for the bus most of their time: they go first.
+        self._side = self._device.Stream(priority=-1)
+
+    def start(self, batch: ForwardBatch) -> NgramValues:
+        """Launch all of it, after what the current stream has been given so far.
+
+        Nothing else runs on the stream. So memory of its tensors is used again only after the next
+        step's ``start``, which waits for whatever reads them now.
+        """
+        self._side.wait_stream(self._device.current_stream())
+        of_layer, gathered = [], []
+        with self._device.stream(self._side):
+            rows, live = self.hash.rows(batch)
+            for table, of_table in zip(self._tables, rows.unbind(1), strict=True):
+                of_layer.append(table.gather(of_table).flatten(1))
+                gathered.append(self._side.record_event())
+        return NgramValues(of_layer, gathered, live, self._device)
+
+
 class Engram:
     """The injection at the start of an Engram layer (6.4)."""
 
@@ -170,8 +246,7 @@ class Engram:
         self.q_weight = params.tensor(f"{prefix}.q_weight")
         self.k_weight = params.tensor(f"{prefix}.k_weight")
 
-    def inject(self, streams: Tensor, rows: Tensor, live: Tensor) -> Tensor:
-        """Streams ``[m, S, D]`` with the values of table rows ``[m, columns]`` added."""
-        embedded = self.table.gather(rows).flatten(1).to(streams.device)
-        kv = ops.linear(embedded, self.wkv)
+    def inject(self, streams: Tensor, values: Tensor, live: Tensor) -> Tensor:
+        """Streams ``[m, S, D]`` with gathered values ``[m, columns * head_dim]`` added."""
+        kv = ops.linear(values, self.wkv)
         return ops.engram_inject(streams, kv, self.q_weight, self.k_weight, live, eps=self.eps)

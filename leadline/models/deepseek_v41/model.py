@@ -24,7 +24,7 @@ from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
-from leadline.models.deepseek_v41.engram import Engram, EngramHash
+from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,6 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class NgramRows:
-    """Engram table rows ``[r, layers, columns]``, and which rows take part (``[r]`` bool)."""
-
-    rows: Tensor
-    live: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class LowerState:
     """What ``lower`` hands to ``upper``, for every row of the step.
 
@@ -87,7 +79,7 @@ class LowerState:
     u: Tensor
     window: RecordField
     step: StepRows
-    ngrams: NgramRows | None
+    ngrams: NgramValues | None
 
 
 class Block:
@@ -125,11 +117,11 @@ class Block:
             self.engram_index = config.engram_layer_ids.index(layer)
 
     def begin(
-        self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
+        self, streams: Streams, ngrams: NgramValues | None, step: StepRows, cache: CacheFields
     ) -> tuple[Tensor, Tensor, RecordField]:
         """Up to the caches: ``x [r, S, D]``, ``u [r, D]``, window workspace."""
         if self.engram is not None and ngrams is not None:
-            x = self.engram.inject(streams.x, ngrams.rows[:, self.engram_index], ngrams.live)
+            x = self.engram.inject(streams.x, *ngrams.wait(self.engram_index))
             streams = Streams(x, streams.carry)
         x, u = streams.enter(self.attn_norm, eps=self.eps)
         return x, u, self.attn.write(u, step, cache)
@@ -184,13 +176,15 @@ class DeepseekV41:
             beta_slow=scaling.beta_slow,
             original_max_position_embeddings=scaling.original_max_position_embeddings,
         ).to(device)
-        self.engram_hash: EngramHash | None = None
-        if config.engram_layer_ids:
-            self.engram_hash = EngramHash(config, token_map, device)
         self.blocks = [
             Block(params, layer, config, exact_rounding)
             for layer in range(config.num_hidden_layers)
         ]
+        self.prefetch: EngramPrefetch | None = None
+        if config.engram_layer_ids:
+            tables = [block.engram.table for block in self.blocks if block.engram is not None]
+            engram_hash = EngramHash(config, token_map, device)
+            self.prefetch = EngramPrefetch(engram_hash, tables, device)
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
         self.head = params.wide_linear("head.weight", rows=vocabulary)
@@ -209,8 +203,8 @@ class DeepseekV41:
 
     def lower(self, batch: ForwardBatch) -> LowerState:
         """Every row, up to and including the cut layer's caches."""
+        ngrams = self.prefetch and self.prefetch.start(batch)
         step = self._lower_step(batch)
-        ngrams = None if self.engram_hash is None else NgramRows(*self.engram_hash.rows(batch))
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
         carry[:, 0] = 1.0  # layer 0 attends with the embedding itself
@@ -226,7 +220,7 @@ class DeepseekV41:
         """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
         kept = batch.rows_upper
         at_cut, above = self._upper_steps(state.step, batch)
-        ngrams = state.ngrams and NgramRows(state.ngrams.rows[kept], state.ngrams.live[kept])
+        ngrams = state.ngrams and state.ngrams.take(kept)
         chosen = Selection()
         cut, *rest = self.blocks[self.config.cut :]
         with _at_layer(cut.layer):
@@ -245,7 +239,7 @@ class DeepseekV41:
         self,
         block: Block,
         streams: Streams,
-        ngrams: NgramRows | None,
+        ngrams: NgramValues | None,
         step: StepRows,
         chosen: Selection,
     ) -> Streams:
