@@ -76,13 +76,17 @@ class MemoryEngramTable:
     """
 
     def __init__(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
-        self.codes = codes
-        self.scales = scales
+        self._codes = codes
+        self._scales = scales
         self._dtype = dtype
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._codes)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Rows ``[...]`` int64 of the table -> their values ``[..., head_dim]``, where rows are."""
-        return ops.gather_rows(self.codes, self.scales, rows).to(self._dtype)
+        return ops.gather_rows(self._codes, self._scales, rows).to(self._dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ none gives the same memory in small ones. Linux only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,9 @@ _HUGETLB_FIELDS = ("Shared_Hugetlb:", "Private_Hugetlb:")  # these are no part o
 
 class HostMemory:
     """Zeroed bytes of this process, or of all processes that map the same file.
+
+    Attributes:
+        bytes: ``[nbytes]``, all of it.
 
     Args:
         nbytes: how many.
@@ -78,7 +83,7 @@ class HostMemory:
         self.collapse()
 
     def collapse(self) -> None:
-        """Have what lies in small pages moved to huge ones, where the kernel can do that."""
+        """Have it moved to, and mapped by, huge pages where that was not done at first use."""
         self._advise(_MADV_COLLAPSE)
 
     def huge_share(self) -> float:
@@ -90,7 +95,9 @@ class HostMemory:
         return huge / max(resident, 1)
 
     def register(self) -> None:
-        """Let the current GPU's kernels read it; Triton takes tensors over it like its own.
+        """Let the current GPU's kernels read it, for as long as tensors over ``bytes`` live.
+
+        Triton takes such tensors as it takes those of the GPU.
 
         Raises:
             ConfigError: the driver refuses.
@@ -103,10 +110,8 @@ class HostMemory:
                 f"GPU: {runtime.cudaGetErrorString(status)}; allow it to lock that much (ulimit -l "
                 "unlimited, --ulimit memlock=-1 of a container), or set engram_tables to 'mmap'"
             )
-
-    def unregister(self) -> None:
-        """Undo ``register``, before the memory is given back while the process goes on."""
-        torch.cuda.cudart().cudaHostUnregister(self.address)
+        # Undone before the memory is given back, whose addresses may be given out again.
+        weakref.finalize(self.bytes, runtime.cudaHostUnregister, self.address).atexit = False
 
     def _advise(self, advice: int) -> None:
         with contextlib.suppress(OSError):  # unknown to this kernel, or to this kind of memory
@@ -157,7 +162,9 @@ def shared_memory(file: Path, parts: Sequence[npt.NDArray[Any]], description: st
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.exists():
-            return HostMemory(nbytes, file=file)
+            memory = HostMemory(nbytes, file=file)
+            memory.collapse()
+            return memory
         partial = file.with_suffix(".partial")
         memory = HostMemory(nbytes, file=partial)
         memory.fill(parts, description)
@@ -190,10 +197,11 @@ def _map_shared(nbytes: int, file: Path) -> mmap.mmap:
     size = -(-nbytes // unit) * unit
     with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as stream:
         status = os.fstat(stream.fileno())
-        missing = size - status.st_blocks * 512
-        # Asked for beforehand: a write that finds no memory ends the process.
-        if missing > system.f_bavail * system.f_frsize:
-            raise OSError(0, f"{file.parent} has {system.f_bavail * system.f_frsize / GB:.1f} GB")
+        missing, free = size - status.st_blocks * 512, system.f_bavail * system.f_frsize
+        # Asked for beforehand: a write that finds no memory ends the process. A file system without
+        # blocks has no bounds of its own, and a hugetlbfs looks for its pages when mapped.
+        if system.f_blocks and missing > free:
+            raise OSError(errno.ENOSPC, f"only {free / GB:.1f} GB are free there")
         if status.st_size < size:
             stream.truncate(size)
         return mmap.mmap(stream.fileno(), size)

@@ -15,6 +15,9 @@ FULL = slice(None)
 class EngramTable(Protocol):
     """An n-gram table that stays packed where it lies and is gathered by row."""
 
+    @property
+    def num_rows(self) -> int: ...
+
     def gather(self, rows: Tensor) -> Tensor:
         """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]``, where rows are.
 

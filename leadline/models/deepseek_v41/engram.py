@@ -196,7 +196,7 @@ class NgramValues:
 
 
 class EngramPrefetch:
-    """Hashes of a step and rows of all tables, beside the layers in front of them (kernels.md 12.2).
+    """Hashes and table rows of a step, beside the layers in front of them (kernels.md 12.2).
 
     Both depend on token ids alone. A stream of their own has the values of the first Engram layer
     while layer 0 runs, and those of the later ones long before they are wanted. A graph that

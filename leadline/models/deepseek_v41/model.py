@@ -203,7 +203,7 @@ class DeepseekV41:
 
     def lower(self, batch: ForwardBatch) -> LowerState:
         """Every row, up to and including the cut layer's caches."""
-        ngrams = self.prefetch and self.prefetch.start(batch)
+        ngrams = None if self.prefetch is None else self.prefetch.start(batch)
         step = self._lower_step(batch)
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
