@@ -163,7 +163,7 @@ def microseconds(table: tuple[Tensor, Tensor], variant: Variant) -> float:
     with torch.cuda.graph(graph):
         for wanted in rows:
             gather(wanted)
-    times = []
+    times: list[float] = []
     for _ in range(_REPLAYS):
         rows.random_(0, len(table[0]))
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -179,7 +179,7 @@ def copy_rate(memory: HostMemory) -> float:
     """GB/s of copies of registered memory to the GPU."""
     source = torch.from_numpy(memory.bytes[:_COPY])
     target = torch.empty(len(source), dtype=torch.uint8, device="cuda")
-    times = []
+    times: list[float] = []
     for _ in range(5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -210,7 +210,7 @@ def measure(
     memory.register()
     registered = time.perf_counter()
     rate = copy_rate(memory)
-    about = {
+    about: dict[str, Any] = {
         "pages": pages,
         "bytes": memory.nbytes,
         "fill_seconds": filled - started,

@@ -135,6 +135,7 @@ class TableMemory:
         loaded = time.perf_counter()
         if self.device.type == "cuda":
             memory.register()
+        registered = time.perf_counter()
         logger.info(
             "%s: %.1f GB in %s, %.0f %% in huge pages; loaded in %.1f s, registered in %.1f s",
             name,
@@ -142,7 +143,7 @@ class TableMemory:
             "memory" if self.folder is None else file,
             100 * memory.huge_share(),
             loaded - start,
-            time.perf_counter() - loaded,
+            registered - loaded,
         )
         stored = torch.from_numpy(memory.bytes).split([codes.nbytes, scales.nbytes])
         return MemoryEngramTable(stored[0].view(codes.shape), stored[1].view(scales.shape), dtype)

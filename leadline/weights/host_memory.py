@@ -63,6 +63,8 @@ class HostMemory:
                 f"{nbytes / GB:.1f} GB of {place} cannot be had: {error.strerror}; free memory, "
                 "raise the limit of the container, or set engram_tables to 'mmap'"
             ) from error
+        # A fork would copy every page that a driver holds.
+        self._advise(mmap.MADV_DONTFORK)
         # Before anything is written: pages are chosen at their first use.
         self._advise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
         self.bytes: Bytes = np.frombuffer(self._map, np.uint8, nbytes)
