@@ -73,7 +73,7 @@ def _hash(
 
 
 def gather_rows(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """``gather``, by some programs of few rows where a host's table is far away."""
+    """``gather``: of a host's table by a bounded number of programs, and many rows in order."""
     if codes.device.type == rows.device.type:
         return gather(codes, scales, rows)
     is_sorted = rows.numel() >= _SORTED_FROM
