@@ -20,6 +20,7 @@ from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
 from leadline.weights.checkpoint import Checkpoint
+from leadline.weights.engram_tables import TableMemory
 from leadline.weights.load import CheckpointSource, DummySource
 
 STEP_ROWS = 2048  # the most that any test feeds at once
@@ -141,15 +142,17 @@ def make_stepper(
     device: str = "cpu",
     window: int | None = None,
     packed: bool = False,
+    table_memory: TableMemory | None = None,
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration.
 
-    ``window`` stands in for the checkpoint's own, which no weight's shape knows.
+    ``window`` stands in for the checkpoint's own, which no weight's shape knows. ``table_memory``
+    is for models of random weights.
     """
     token_map = None
     source: CheckpointSource | DummySource
     if isinstance(folder, ModelConfig):
-        config, source = folder, DummySource(folder)
+        config, source = folder, DummySource(folder, table_memory=table_memory)
     else:
         config = load_model_config(folder)
         if window is not None:

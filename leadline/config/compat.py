@@ -50,7 +50,7 @@ VALUES = {
     "data_parallel_backend": "there is one rank",
     "data_parallel_rpc_port": "there is one rank",
     "distributed_executor_backend": "there is one rank",
-    "engram_config": "tables stay where the checkpoint's files lie",
+    "engram_config": "--engram-tables and --engram-shared-memory say where tables lie",
     "kernel_config": "the device decides",
     "limit_mm_per_prompt": "images are not served",
     "master_addr": "there is one rank",

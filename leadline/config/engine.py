@@ -120,6 +120,12 @@ class EngineConfig:
             ``float64``.
         device: ``auto``, ``cpu`` or ``cuda``.
         load_format: ``auto`` reads safetensors, ``dummy`` makes seeded random weights.
+        engram_tables: where n-gram tables are gathered from: ``mmap`` is the checkpoint's files as
+            the system caches them, ``memory`` a copy that is made at start, in huge pages where
+            the system grants them, which kernels of a GPU read themselves; ``auto`` is ``memory``
+            where such kernels run and host memory suffices.
+        engram_shared_memory: folder on a file system in memory (``/dev/shm``, or a hugetlbfs) for
+            that copy: engines of one host share it, and it stays there until its files are removed.
         kernel_backend: what runs the operations of a forward: ``auto`` takes what is fastest and
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
             bfloat16 on a GPU, which ``auto`` does not take yet; behind it ``OP=BACKEND`` for single
@@ -150,6 +156,8 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
+    engram_tables: str = "auto"
+    engram_shared_memory: str | None = None
     kernel_backend: str = "auto"
     max_model_len: int | None = None
     quantize_activations: bool = True
@@ -172,6 +180,12 @@ class EngineConfig:
         if self.moe_activations == "fp8" and not self.quantize_activations:
             raise ConfigError(
                 "moe_activations is 'fp8', but quantize_activations is off; drop one of them"
+            )
+        choice(self, "engram_tables", "auto", "memory", "mmap")
+        if self.engram_shared_memory is not None and self.engram_tables == "mmap":
+            raise ConfigError(
+                f"engram_shared_memory is {self.engram_shared_memory!r}, but engram_tables 'mmap' "
+                "copies nothing there; leave one of them out"
             )
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(

@@ -33,6 +33,8 @@ from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
 from leadline.weights.checkpoint import Checkpoint, resolve_checkpoint
+from leadline.weights.engram_tables import TableMemory
+from leadline.weights.host_memory import available_bytes
 from leadline.weights.load import CheckpointSource, DummySource
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+TABLES_SHARE = 0.9  # of what host memory is free; the rest is for everything else
 
 
 def build_engine(
@@ -57,10 +60,10 @@ def build_engine(
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
     device = resolve_device(config.device)
-    weights = _open_weights(config, device)
-    model_config = weights.config
     dtype = resolve_dtype(config.dtype, device)
     kernels = choose(config.kernel_backend, device, dtype)
+    weights = _open_weights(config, device, kernels)
+    model_config = weights.config
     params = Parameters(
         weights.source,
         dtype=dtype,
@@ -182,17 +185,19 @@ class _Weights:
     token_map: Sequence[int] | None
 
 
-def _open_weights(config: EngineConfig, device: torch.device) -> _Weights:
+def _open_weights(config: EngineConfig, device: torch.device, kernels: Kernels) -> _Weights:
     if config.load_format == "dummy":
         named = config.model in PRESETS
         folder = None if named else resolve_checkpoint(config.model)
         model_config = preset(config.model) if folder is None else load_model_config(folder)
-        dummy = DummySource(model_config, seed=config.seed, device=device)
+        tables = resolve_table_memory(config, model_config, device, kernels)
+        dummy = DummySource(model_config, seed=config.seed, device=device, table_memory=tables)
         return _Weights(model_config, dummy, _tokenizer_file(folder), None)
     folder = resolve_checkpoint(config.model, config.revision)
     model_config, file = load_model_config(folder), _tokenizer_file(folder)
     token_map = _token_map(folder, file) if model_config.engram_layer_ids else None
-    source = CheckpointSource(Checkpoint(folder), model_config, device=device)
+    tables = resolve_table_memory(config, model_config, device, kernels)
+    source = CheckpointSource(Checkpoint(folder), model_config, device=device, table_memory=tables)
     return _Weights(model_config, source, file, token_map)
 
 
@@ -293,6 +298,42 @@ def expert_row_scales(config: EngineConfig, kernels: Kernels, device: torch.devi
                 "tensor cores of NVIDIA's; they need compute capability 8.9. Set 'mxfp8'"
             )
     return True
+
+
+def resolve_table_memory(
+    config: EngineConfig, model: ModelConfig, device: torch.device, kernels: Kernels
+) -> TableMemory | None:
+    """Where Engram tables are copied to; None leaves them on the checkpoint's files.
+
+    ``auto`` copies them for kernels that read host memory from a GPU, and where a folder for them
+    is named; what a host without a GPU gathers, the system caches by itself.
+
+    Raises:
+        ConfigError: they are to be copied to memory that the machine does not have.
+    """
+    wanted, folder = config.engram_tables, config.engram_shared_memory
+    for_kernels = device.type == "cuda" and "gather_rows" in kernels.backend_of
+    if not model.engram_layer_ids or wanted == "mmap":
+        return None
+    if folder is not None:  # which may hold them already, and says so itself if it is too small
+        return TableMemory(device, Path(folder))
+    if wanted == "auto" and not for_kernels:
+        return None
+    row_bytes = model.engram_head_dim + model.engram_head_dim // 32
+    needed, available = sum(model.engram_num_embeddings) * row_bytes, available_bytes()
+    if needed <= available * TABLES_SHARE:
+        return TableMemory(device)
+    shortage = (
+        f"Engram tables take {needed / GIB:.1f} GiB of host memory, of which "
+        f"{available / GIB:.1f} GiB are free"
+    )
+    if wanted == "memory":
+        raise ConfigError(
+            f"{shortage}; at most {TABLES_SHARE:.0%} of these may go to them: set engram_tables to "
+            "'mmap', or give the machine or its container more"
+        )
+    logger.warning("%s: they stay on the files, and steps wait for the host to gather", shortage)
+    return None
 
 
 def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:

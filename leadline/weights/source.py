@@ -22,8 +22,14 @@ class EngramTable(Protocol):
     @property
     def waits_for_host(self) -> bool: ...
 
+    @property
+    def num_rows(self) -> int: ...
+
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]`` (exact)."""
+        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]``, where rows are.
+
+        They are exact. The host waits only for tables that the device cannot read.
+        """
         ...
 
 
@@ -60,5 +66,5 @@ class WeightSource(Protocol):
         ...
 
     def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
-        """``{name}.weight`` and ``.scale`` as a table that is never copied whole."""
+        """``{name}.weight`` and ``.scale`` as a table that no device holds."""
         ...

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.config.presets import preset
 from leadline.core.errors import BadRequest, CheckpointError, ConfigError
 from leadline.core.request import Constraint, FinishReason, TokenOutput
+from leadline.engine import launch
 from leadline.engine.engine import Engine
 from leadline.engine.forwards import GraphMode
 from leadline.engine.launch import (
@@ -26,9 +28,11 @@ from leadline.engine.launch import (
     resolve_graph_mode,
     resolve_max_model_len,
     resolve_policy,
+    resolve_table_memory,
 )
 from leadline.kernels.registry import REFERENCE
 from leadline.text.tokenizer import Tokenizer
+from leadline.weights.engram_tables import TableMemory
 from tests.fakes import request
 
 TINY = EngineConfig(
@@ -283,3 +287,51 @@ def test_a_checkpoint_answers_within_a_grammar(random_tiny: Path) -> None:
 def test_a_preset_has_no_tokenizer_and_refuses_grammars() -> None:
     with pytest.raises(BadRequest, match="llguidance"):
         build_engine(TINY).add(replace(request("a", [5], 9), constraint=Constraint('start: "a"')))
+
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+TRITON = SimpleNamespace(backend_of={"gather_rows": "triton"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "kernels", "wanted"),
+    [
+        ({}, CPU, REFERENCE, None),
+        ({}, CUDA, REFERENCE, None),
+        ({}, CUDA, TRITON, TableMemory(CUDA)),
+        ({"engram_tables": "mmap"}, CUDA, TRITON, None),
+        ({"engram_tables": "memory"}, CPU, REFERENCE, TableMemory(CPU)),
+        ({"engram_shared_memory": "/x"}, CUDA, TRITON, TableMemory(CUDA, Path("/x"))),
+    ],
+    ids=["cpu", "gpu", "gpu with its kernels", "mmap", "memory", "shared"],
+)
+def test_tables_are_copied_for_those_who_read_the_copy(
+    settings: dict[str, str], device: torch.device, kernels: Any, wanted: TableMemory | None
+) -> None:
+    config = replace(TINY, **settings)  # type: ignore[arg-type]
+    found = resolve_table_memory(config, preset("tiny-window128"), device, kernels)
+    assert found == wanted
+
+
+def test_tables_larger_than_memory_stay_on_the_files_or_are_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launch, "available_bytes", lambda: 210 * 10**9)
+    official: Any = (preset("v4.1-flash"), CUDA, TRITON)
+    assert resolve_table_memory(TINY, *official) is None
+    assert "Engram tables take 188.8 GiB of host memory" in caplog.text
+    assert "195.6 GiB are free: they stay on the files" in caplog.text
+    with pytest.raises(ConfigError, match=r"at most 90% of these .*engram_tables to 'mmap'"):
+        resolve_table_memory(replace(TINY, engram_tables="memory"), *official)
+
+
+def test_answers_do_not_depend_on_where_tables_lie(tmp_path: Path) -> None:
+    prompt = random.Random(1).choices(range(3, 500), k=40)
+    configs = (
+        TINY,
+        replace(TINY, engram_tables="memory"),
+        replace(TINY, engram_shared_memory=str(tmp_path)),
+    )
+    answers = [generate(build_engine(config), [prompt], 5) for config in configs]
+    assert answers[0] == answers[1] == answers[2]
+    assert list(tmp_path.glob("*.table"))

@@ -16,7 +16,7 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.models.deepseek_v41.attention import Selection
-from leadline.models.deepseek_v41.model import NgramRows, Streams
+from leadline.models.deepseek_v41.model import Streams
 from tests.steps import Sequence, Stepper, make_stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -245,8 +245,8 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
         batch = stepper.batch([(stepper.start(tokens), 130)])
         step = model._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
         model.lower(batch)
-        assert model.engram_hash is not None
-        ngrams = NgramRows(*model.engram_hash.rows(batch))
+        assert model.prefetch is not None
+        ngrams = model.prefetch.start(batch)
         if layer == 0:
             x = model.embed[batch.ids].unsqueeze(1).expand(-1, 4, -1)
             carry = torch.tensor([1.0, 0, 0, 0]).expand(130, -1)

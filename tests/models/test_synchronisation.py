@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels import ops
 from leadline.kernels.registry import Kernels
 from leadline.models.batch import ForwardBatch, forward
 from leadline.models.deepseek_v41.model import DeepseekV41
+from leadline.weights.engram_tables import TableMemory
 from tests.interpreter import interpreter
 from tests.models.test_triton_backend import DEVICE, MODEL
 from tests.steps import Stepper, make_stepper, trimmed
@@ -32,29 +32,16 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
         yield Kernels(dict.fromkeys(IMPLEMENTATIONS, "triton"))
 
 
-class DeviceTable:
-    """An Engram table that kernels reach."""
-
-    waits_for_host = False
-
-    def __init__(self, rows: int, width: int) -> None:
-        seeded = torch.Generator().manual_seed(0)
-        codes = torch.randint(0, 120, (rows, width), dtype=torch.uint8, generator=seeded)
-        self.codes = codes.to(DEVICE)
-        self.scales = torch.full((rows, width // 32), 120, dtype=torch.uint8, device=DEVICE)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        return ops.gather_rows(self.codes, self.scales, rows)
-
-
 def stepper() -> Stepper:
-    made = make_stepper(
-        MODEL, dtype=torch.bfloat16, block_size=16, packed=True, device=DEVICE, num_slots=4
+    return make_stepper(
+        MODEL,
+        dtype=torch.bfloat16,
+        block_size=16,
+        packed=True,
+        device=DEVICE,
+        num_slots=4,
+        table_memory=TableMemory(torch.device(DEVICE)),
     )
-    for block in made.model.blocks:
-        if block.engram is not None:
-            block.engram.table = DeviceTable(MODEL.engram_num_embeddings[0], MODEL.engram_head_dim)
-    return made
 
 
 def run(model: DeepseekV41, batch: ForwardBatch) -> Tensor:

@@ -19,6 +19,7 @@ from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.kv_store import unpack_rows
 from leadline.kernels.registry import REFERENCE, Kernels
+from leadline.weights.engram_tables import TableMemory
 from tests.interpreter import interpreter
 from tests.steps import make_stepper
 
@@ -71,7 +72,13 @@ def run() -> Tensor:
     """Logits of all rows: chunks of a prompt beside two short ones, then all three decode."""
     torch.manual_seed(0)
     stepper = make_stepper(
-        MODEL, dtype=torch.bfloat16, block_size=16, packed=True, device=DEVICE, num_slots=4
+        MODEL,
+        dtype=torch.bfloat16,
+        block_size=16,
+        packed=True,
+        device=DEVICE,
+        num_slots=4,
+        table_memory=TableMemory(torch.device(DEVICE)),
     )
     first, second, third = (
         stepper.start(torch.randint(3, 500, (length,)).tolist()) for length in (36, 5, 3)
@@ -159,7 +166,7 @@ def test_every_op_of_a_run_is_close_to_its_reference_and_so_are_logits(
     assert deviation(actual, wanted) <= RUNS_CLOSE
     sampling = {"apply_bitmask", "apply_penalties", "greedy", "sample", "logprobs"}
     parts = {"grouped_linear", "quantize_index_query"}  # of other ops
-    uncalled = {"norm_query_store_window", "gather_rows"}  # by any model
+    uncalled = {"norm_query_store_window"}  # by any model
     assert seen == implementations.keys() - sampling - parts - uncalled
 
 

@@ -220,7 +220,8 @@ def test_22_an_odd_hit_does_not_depend_on_chunks(chunk: int) -> None:
 @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
 def test_23_replayed_rows_have_the_ngrams_of_a_cold_run(image: bool) -> None:
     model = tiny_model()
-    assert model.engram_hash is not None
+    assert model.prefetch is not None
+    hashing = model.prefetch.hash
     tokens = tokens_of(40, seed=2)
     if image:
         tokens[1] = tokens[17] = tokens[18] = model.config.image_token_id
@@ -231,7 +232,7 @@ def test_23_replayed_rows_have_the_ngrams_of_a_cold_run(image: bool) -> None:
     def rows(start: int) -> tuple[Tensor, Tensor]:
         request.cached = min(40, start + WINDOW) if start else 0
         group = RowGroup(request, RowKind.PREFILL, start, 40 - start, 40 - start, 1)
-        return model.engram_hash.rows(builder.build([group]))  # type: ignore[union-attr]
+        return hashing.rows(builder.build([group]))
 
     cold, cold_live = rows(0)
     for start in range(40):

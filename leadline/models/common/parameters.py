@@ -98,7 +98,7 @@ class Parameters:
         return _stack([self._place(part) for part in parts])
 
     def engram_table(self, name: str) -> EngramTable:
-        """A table that stays where it is."""
+        """A table that is gathered from where it lies."""
         return self.source.engram_table(name, self.dtype)
 
     def _place(self, weight: Weight) -> Weight:

@@ -25,7 +25,7 @@ from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
-from leadline.models.deepseek_v41.engram import Engram, EngramHash
+from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,6 @@ class Streams:
         return ops.mhc_seam(y, self.before, post, comb, self.carry, norm, eps=eps)
 
 
-@dataclass(frozen=True, slots=True)
-class NgramRows:
-    """Engram table rows ``[r, layers, columns]``, and which rows take part (``[r]`` bool)."""
-
-    rows: Tensor
-    live: Tensor
-
-
 class Block:
     """One transformer block, cut between filling its caches and attending."""
 
@@ -109,11 +101,11 @@ class Block:
             self.engram_index = config.engram_layer_ids.index(layer)
 
     def begin(
-        self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
+        self, streams: Streams, ngrams: NgramValues | None, step: StepRows, cache: CacheFields
     ) -> tuple[Tensor, Tensor]:
         """Up to the caches: ``x [r, S, D]`` and ``u [r, D]``."""
         if self.engram is not None and ngrams is not None:
-            x = self.engram.inject(streams.x, ngrams.rows[:, self.engram_index], ngrams.live)
+            x = self.engram.inject(streams.x, *ngrams.wait(self.engram_index))
             streams = Streams(x, streams.carry)
         x, u = streams.enter(self.attn_norm, eps=self.eps)
         self.attn.write(u, step, cache)
@@ -168,12 +160,18 @@ class DeepseekV41:
             beta_slow=scaling.beta_slow,
             original_max_position_embeddings=scaling.original_max_position_embeddings,
         ).to(device)
-        self.engram_hash: EngramHash | None = None
-        if config.engram_layer_ids:
-            self.engram_hash = EngramHash(config, token_map, device)
         self.blocks = [
             Block(params, layer, config, exact_rounding)
             for layer in range(config.num_hidden_layers)
+        ]
+        self.prefetch: EngramPrefetch | None = None
+        if config.engram_layer_ids:
+            tables = [block.engram.table for block in self.blocks if block.engram is not None]
+            engram_hash = EngramHash(config, token_map, device)
+            self.prefetch = EngramPrefetch(engram_hash, tables, device)
+        # Of Engram layers: places among them of those above the cut.
+        self.engrams_above = [
+            i for i, layer in enumerate(config.engram_layer_ids) if layer > config.cut
         ]
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
@@ -206,26 +204,27 @@ class DeepseekV41:
 
         Returns:
             For each row the streams ``[m, S, D]`` in front of the cut layer's attention and its
-            normalised input ``[m, D]``; with Engram layers above, ``NgramRows`` for them too.
+            normalised input ``[m, D]``; with Engram layers above, their ``NgramValues`` too.
         """
+        ngrams = None if self.prefetch is None else self.prefetch.start(batch)
         step = self._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
-        ngrams = None if self.engram_hash is None else NgramRows(*self.engram_hash.rows(batch))
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
         carry[:, 0].fill_(1.0)  # layer 0 attends with the embedding itself
         streams, chosen = Streams(x, carry), Selection()
         for block in self.blocks[: self.config.cut]:
             streams = self._run(block, streams, ngrams, step, chosen)
-        cut, *rest = self.blocks[self.config.cut :]
+        cut, *_ = self.blocks[self.config.cut :]
         with _at_layer(cut.layer):
             x, u = cut.begin(streams, ngrams, step, self.cache)
-        if ngrams is not None and any(block.engram is not None for block in rest):
-            return x, u, ngrams.rows, ngrams.live
-        return x, u
+        if ngrams is None or not self.engrams_above:
+            return x, u
+        return x, u, *ngrams.tensors(self.engrams_above)
 
     def upper(self, state: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
-        x, u, *ngram_rows = state
+        x, u, *of_ngrams = state
+        ngrams = NgramValues.of(self.engrams_above, *of_ngrams) if of_ngrams else None
         pos, group = batch.pos[batch.rows_upper], batch.req_of_upper
         above = self._step(batch, pos, group, batch.upper_off, batch.floor_up)
         # The cut layer sees the rows that ``lower`` stored, and its windows reach down to s.
@@ -235,7 +234,6 @@ class DeepseekV41:
         if not len(pos):
             cut.attn.commit(at_cut, self.cache)
             return u
-        ngrams = NgramRows(*ngram_rows) if ngram_rows else None
         chosen = Selection()
         with _at_layer(cut.layer):
             streams = cut.finish(x, u, at_cut, self.cache, chosen)
@@ -252,7 +250,7 @@ class DeepseekV41:
         self,
         block: Block,
         streams: Streams,
-        ngrams: NgramRows | None,
+        ngrams: NgramValues | None,
         step: StepRows,
         chosen: Selection,
     ) -> Streams:
