@@ -641,7 +641,13 @@ def sparse_attention(
 
 @op()
 def route(
-    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    req_of_row: Tensor | None = None,
+    *,
+    num_experts_per_tok: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Experts of each row and their weights (5.1); of equal ones the lower id (kernels.md 2).
 
@@ -649,13 +655,17 @@ def route(
         x: ``[m, D]`` activations.
         gate: ``[E, D]`` activations or wide; the product is wide.
         bias: ``[E]`` wide; selects only.
+        req_of_row: ``[m]`` int64, group of each row; -1 for padding, which chooses nobody. None
+            where no row is padding.
         num_experts_per_tok: experts of a row.
         scale: ``routed_scaling_factor``.
 
     Returns:
-        ``[m, k]`` int64 expert ids, ascending, and ``[m, k]`` wide weights.
+        ``[m, k]`` int64 expert ids, ascending, or -1 of padding; and ``[m, k]`` wide weights.
     """
-    return router.route(x, gate, bias, num_experts_per_tok=num_experts_per_tok, scale=scale)
+    return router.route(
+        x, gate, bias, req_of_row, num_experts_per_tok=num_experts_per_tok, scale=scale
+    )
 
 
 @op()

@@ -34,12 +34,16 @@ class MoE:
         self.shared_w13 = params.stacked_linear(f"{shared}.w1", f"{shared}.w3")
         self.shared_w2 = params.linear(f"{shared}.w2")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[m, D]`` -> ``[m, D]``; the shared expert is added last."""
+    def forward(self, x: Tensor, req_of_row: Tensor) -> Tensor:
+        """``[m, D]`` -> ``[m, D]``; the shared expert is added last.
+
+        Padding, of group -1, chooses no expert, whose weights would be read for nobody.
+        """
         ids, weights = ops.route(
             x,
             self.gate,
             self.bias,
+            req_of_row,
             num_experts_per_tok=self.num_experts_per_tok,
             scale=self.routed_scaling_factor,
         )

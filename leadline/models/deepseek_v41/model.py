@@ -124,7 +124,7 @@ class Block:
         y = self.attn.read(u, step, cache, chosen)
         x, u = Streams(x, pre, Update(y, post, comb)).enter(self.ffn_norm, eps=self.eps)
         carry, post, comb = self.hc_ffn.coefficients(x)
-        return Streams(x, carry, Update(self.ffn.forward(u), post, comb))
+        return Streams(x, carry, Update(self.ffn.forward(u, step.rows.req_of_row), post, comb))
 
 
 class DeepseekV41:
