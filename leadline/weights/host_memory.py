@@ -74,7 +74,7 @@ class HostMemory:
         return int(self.bytes.ctypes.data)
 
     def fill(self, parts: Sequence[npt.NDArray[Any]], description: str) -> None:
-        """Copy contiguous arrays, one behind the other, in several threads."""
+        """Copy arrays of as many rows, each row's parts side by side, in several threads."""
         bar = progress_bar(self.nbytes, description)
         with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
             for copied in threads.map(_copy, *zip(*self._pieces(parts), strict=True)):
@@ -121,13 +121,16 @@ class HostMemory:
 
     def _pieces(self, parts: Sequence[npt.NDArray[Any]]) -> Iterator[tuple[Bytes, Bytes]]:
         """Where to copy what, in equal pieces."""
-        start = 0
-        for part in parts:
-            source: Bytes = part.reshape(-1).view(np.uint8)
-            target = self.bytes[start : start + source.nbytes]
-            for first in range(0, source.nbytes, _PIECE):
-                yield target[first : first + _PIECE], source[first : first + _PIECE]
-            start += source.nbytes
+        columns: list[Bytes] = [part.reshape(len(part), -1).view(np.uint8) for part in parts]
+        width = sum(column.shape[1] for column in columns)
+        records = self.bytes.reshape(-1, width)
+        step = max(1, _PIECE // width)
+        for first in range(0, len(records), step):
+            start = 0
+            for column in columns:
+                end = start + column.shape[1]
+                yield records[first : first + step, start:end], column[first : first + step]
+                start = end
 
     def _smaps(self) -> Iterator[tuple[str, int]]:
         """What Linux says of the mappings that hold it, in kB; these may reach beyond it."""
@@ -142,14 +145,14 @@ class HostMemory:
 
 
 def shared_memory(file: Path, parts: Sequence[npt.NDArray[Any]], description: str) -> HostMemory:
-    """Arrays one behind the other in memory that processes of this host share by a file's name.
+    """Rows of arrays, side by side, in memory that processes of this host share by a file's name.
 
     The first process copies them while others wait; the file stays when all have ended, and a later
     process finds it.
 
     Args:
         file: on a file system in memory; its name says what the arrays are.
-        parts: contiguous arrays.
+        parts: arrays of as many rows.
         description: for the bar.
 
     Raises:

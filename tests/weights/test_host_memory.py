@@ -20,7 +20,7 @@ from leadline.core.errors import ConfigError
 from leadline.weights import host_memory
 from leadline.weights.host_memory import HostMemory, available_bytes, shared_memory
 
-SIZES = [(1,), (4096, 7), (3 * 2**20 + 5, 1)]
+WIDTHS = [(1,), (256, 8), (1, 3)]
 
 
 def arrays(*sizes: int) -> list[np.ndarray[Any, Any]]:
@@ -28,15 +28,15 @@ def arrays(*sizes: int) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("huge_pages", [False, True], ids=["small_pages", "huge_pages"])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_arrays_lie_one_behind_the_other(
-    sizes: tuple[int, ...], huge_pages: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_rows_of_arrays_lie_side_by_side(
+    widths: tuple[int, ...], huge_pages: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "_PIECE", 1000)
-    parts = arrays(*sizes)
-    memory = HostMemory(sum(sizes), huge_pages=huge_pages)
+    parts = [part.reshape(1003, -1) for part in arrays(*(1003 * width for width in widths))]
+    memory = HostMemory(1003 * sum(widths), huge_pages=huge_pages)
     memory.fill(parts, "parts")
-    assert np.array_equal(memory.bytes, np.concatenate(parts))
+    assert np.array_equal(memory.bytes, np.concatenate(parts, axis=1).ravel())
 
 
 def test_arrays_of_any_type_and_shape_are_copied_as_bytes() -> None:

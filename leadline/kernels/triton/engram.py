@@ -11,7 +11,7 @@ from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0
 
 _FEW_TOKENS = 128  # below, a program takes all of a stream at once; above, some tokens' chunks
 _SORTED_FROM = 12288  # rows of a host table from which shared translations pay for a sort
-_HOST_PROGRAMS = 192  # enough to keep the bus busy; most of the GPU computes meanwhile
+_HOST_PROGRAMS = 32  # enough to keep the bus busy; most of the GPU computes meanwhile
 
 
 def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
