@@ -91,7 +91,7 @@ def environment() -> dict[str, Any]:
         f"git -C {here} describe --always --dirty --abbrev=12 --exclude='*'"
     )
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": "unknown" if status else commit,  # an unpacked archive has none
         "device": cpu_name(),
@@ -102,6 +102,15 @@ def environment() -> dict[str, Any]:
         "preset": PRESET,
         "dtype": "float32",
     }
+
+
+def _command() -> str:
+    """How the script was called, from the repository's root."""
+    script, *options = sys.argv
+    name = Path(script).stem
+    is_module = sys.modules["__main__"].__spec__ is not None
+    called = ["-m", f"benchmarks.{name}"] if is_module else [f"benchmarks/{name}.py"]
+    return shlex.join(["python", *called, *options])
 
 
 def cpu_name() -> str:

@@ -41,6 +41,7 @@ from leadline.engine.engine import Engine
 from leadline.engine.plan import RowGroup, RowKind
 from leadline.engine.sampler import Sampler
 from leadline.kernels.registry import REFERENCE, choose
+from leadline.models.batch import forward
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
@@ -92,8 +93,7 @@ class Plain:
                 RowGroup(request, RowKind.PREFILL, 0, len(tokens), len(tokens), num_sampled=1)
             )
         batch = self._builder.build(groups)
-        hidden = self._model.upper(self._model.lower(batch), batch)
-        logits = self._model.logits(hidden[batch.sample_rows])
+        logits = self._model.logits(forward(self._model, batch)[batch.sample_rows])
         for group in groups:
             self._cache.release(group.request)
         return logits
@@ -134,7 +134,12 @@ class Bench:
         num_seqs = max(sizes.concurrency)
         layout = cache_layout(config, kv_cache_dtype="auto" if quantized else "float32")
         size = CacheSize(num_pages=1024, num_slots=num_seqs + 1, page_size=layout.page_size)
-        pool = CachePool(layout, num_pages=size.num_pages, num_slots=size.num_slots)
+        pool = CachePool(
+            layout,
+            num_pages=size.num_pages,
+            num_slots=size.num_slots,
+            step_rows=SchedulerConfig().max_num_batched_tokens,
+        )
         model.bind_cache(pool)
         # Every row runs every layer, as in the plain forward.
         window = config.sliding_window

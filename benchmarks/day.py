@@ -162,10 +162,10 @@ class FakeModel:
         for source, target in pairs:
             self._ring[target] = self._ring[source]
 
-    def lower(self, batch: ForwardBatch) -> Tensor:
+    def lower(self, batch: ForwardBatch) -> tuple[Tensor]:
         """``[m]`` int64: what stands for all tokens up to each row."""
-        groups, counts = batch.req_of_row.long(), batch.q_off.diff()
-        firsts = batch.q_off[:-1].long()
+        groups, counts = batch.req_of_row, batch.q_off.diff()
+        firsts = batch.q_off[:-1]
         starts = batch.pos[firsts]
         mixed = (batch.ids.long() + 1) * (2 * batch.pos + 1) * self._MULTIPLIER
         sums = mixed.cumsum(0)
@@ -177,9 +177,9 @@ class FakeModel:
         assert bool((state == self._pages[page, place])[~new].all()), "a replay gives another text"
         self._pages[page[new], place[new]] = state[new]
         last = batch.pos >= (starts + counts - self._ring.shape[1])[groups]
-        slots = batch.slot.long()[groups]
+        slots = batch.slot[groups]
         self._ring[slots[last], batch.pos[last] % self._ring.shape[1]] = state[last]
-        return state
+        return (state,)
 
     def _places(self, batch: ForwardBatch, groups: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
         return batch.page_table[groups, pos // self._page_size].long(), pos % self._page_size
@@ -197,9 +197,9 @@ class FakeModel:
         rows = self._ring[batch.slot.long()[groups], pos % self._ring.shape[1]]
         assert torch.equal(rows, self._read(batch, groups, pos)), "a window of somebody else"
 
-    def upper(self, state: Tensor, batch: ForwardBatch) -> Tensor:
+    def upper(self, state: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """``[u, 1]``."""
-        return state[batch.rows_upper, None]
+        return state[0].unsqueeze(1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """One-hot ``[v, V]``."""

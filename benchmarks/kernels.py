@@ -11,9 +11,7 @@ import argparse
 import fnmatch
 import functools
 import gc
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -226,7 +224,6 @@ def main() -> int:
     found = {
         "environment": environment()
         | {
-            "command": shlex.join(["python", "-m", "benchmarks.kernels", *sys.argv[1:]]),
             "device": torch.cuda.get_device_name(device),
             "triton": triton.__version__,
             "preset": "v41-flash",

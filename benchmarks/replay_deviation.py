@@ -32,7 +32,7 @@ from leadline.config.engine import SchedulerConfig
 from leadline.config.model import load_model_config
 from leadline.core.request import EngineRequest, Request, SamplingParams
 from leadline.engine.engine import Engine
-from leadline.engine.sampler import SampledToken, Sampler
+from leadline.engine.sampler import Draw, SampledToken, Sampler
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
@@ -78,13 +78,13 @@ class Script(Sampler):
         self.tokens: dict[str, list[int]] = {}
         self.logits: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-        best = super().sample(logits, requests)
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Draw:
+        best = super().launch(logits, requests).tokens()
         for i, (row, request) in enumerate(zip(logits, requests, strict=True)):
             self.logits[request.request_id].append(row.clone())
             if script := self.tokens.get(request.request_id):
                 best[i] = SampledToken(script[request.num_output_tokens])
-        return best
+        return Draw.known(best, logits.device)
 
 
 class Bench:
@@ -148,7 +148,11 @@ class Bench:
             num_snapshots=0 if lower else 4 * num_prompts,
         )
         pool = CachePool(
-            layout, num_pages=size.num_pages, num_slots=size.num_slot_rows, wide=self.model.wide
+            layout,
+            num_pages=size.num_pages,
+            num_slots=size.num_slot_rows,
+            step_rows=SchedulerConfig().max_num_batched_tokens,
+            wide=self.model.wide,
         )
         self.model.bind_cache(pool)
         sampler = Script(config.eos_token_id)

@@ -16,6 +16,7 @@ from day import MODES, SHORT, Shape, fake_day, make_sessions, policy_of, run_day
 
 from leadline.cache.layout import cache_layout
 from leadline.cache.pool import CachePool
+from leadline.config.engine import SchedulerConfig
 from leadline.config.presets import preset
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.model import DeepseekV41
@@ -53,7 +54,11 @@ def tiny_day(mode: str, shape: Shape, *, sessions: int, seed: int, divisor: int)
     source.finish()
     layout = cache_layout(config, kv_cache_dtype="float32", block_size=page_size)
     pool = CachePool(
-        layout, num_pages=size.num_pages, num_slots=size.num_slot_rows, wide=params.wide
+        layout,
+        num_pages=size.num_pages,
+        num_slots=size.num_slot_rows,
+        step_rows=SchedulerConfig().max_num_batched_tokens,
+        wide=params.wide,
     )
     model.bind_cache(pool)
     policy = policy_of(mode, window=config.sliding_window, page_size=page_size)

@@ -117,6 +117,7 @@ class FakeModel:
     ids: Integers = field(init=False)
     positions: Integers = field(init=False)
     written_at: Integers = field(init=False)  # the step that wrote each position of each page
+    _tags: list[Integers] = field(init=False)  # of the step: by group, of every position
 
     def __post_init__(self) -> None:
         self.ids = np.full((self.size.num_pages, self.size.page_size), -1)
@@ -134,20 +135,22 @@ class FakeModel:
             self.lower_window.copy(source, target)
             self.upper_window.copy(source, target)
 
-    def lower(self, batch: ForwardBatch) -> list[Integers]:
-        """Of each group, the tags of all its positions so far."""
+    def lower(self, batch: ForwardBatch) -> tuple[Tensor]:
+        """``[m]``, the tag of each row; those of all positions so far are kept for ``upper``."""
         self.num_steps += 1
         self.num_lower_rows += len(batch.ids)
         if self.fail_on is not None and bool((batch.ids == self.fail_on).any()):
             raise RuntimeError(f"id {self.fail_on} cannot be run")
         slots = batch.slot.tolist()
         assert len(set(slots)) == len(slots), "two groups share a slot"
-        q_off = batch.q_off.tolist()
         ids, pos = batch.ids.numpy(), batch.pos.numpy()
-        return [
+        bounds = list(pairwise(batch.q_off.tolist()))
+        self._tags = [
             self._run_lower(batch, g, slots[g], ids[slice(*rows)], pos[slice(*rows)])
-            for g, rows in enumerate(pairwise(q_off))
+            for g, rows in enumerate(bounds)
         ]
+        new = [tags[first - end :] for tags, (first, end) in zip(self._tags, bounds, strict=True)]
+        return (torch.from_numpy(np.concatenate(new)),)
 
     def _run_lower(
         self, batch: ForwardBatch, g: int, slot: int, fed_ids: Integers, fed_pos: Integers
@@ -176,20 +179,21 @@ class FakeModel:
         self.lower_window.run(slot, start, tags, int(batch.floor_lo[g]))
         return tags
 
-    def upper(self, state: list[Integers], batch: ForwardBatch) -> Tensor:
+    def upper(self, state: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """``[u, 2]``: tag and own id of the rows at or above each group's floor."""
-        floors, starts = batch.floor_up.tolist(), batch.pos[batch.q_off[:-1].long()].tolist()
-        firsts = [max(pair) for pair in zip(starts, floors, strict=True)]
-        for slot, first, tags, floor in zip(
-            batch.slot.tolist(), firsts, state, floors, strict=True
+        floors, starts = batch.floor_up.tolist(), batch.pos[batch.q_off[:-1]].tolist()
+        for slot, start, tags, floor in zip(
+            batch.slot.tolist(), starts, self._tags, floors, strict=True
         ):
-            if first < len(tags):
-                self.upper_window.run(slot, first, tags, floor)
-        upper = batch.pos >= batch.floor_up[batch.req_of_row.long()]
+            if max(start, floor) < len(tags):
+                self.upper_window.run(slot, max(start, floor), tags, floor)
+        upper = batch.pos >= batch.floor_up[batch.req_of_row]
         assert torch.equal(batch.rows_upper, upper.nonzero()[:, 0]), "not the rows from U on"
+        assert torch.equal(batch.req_of_upper, batch.req_of_row[upper]), "rows of other groups"
+        counts = torch.bincount(batch.req_of_upper, minlength=len(floors))
+        assert torch.equal(batch.upper_off.diff(), counts), "not as many rows as there are"
         self.num_upper_rows += len(batch.rows_upper)
-        tags = np.concatenate([t[first:] for t, first in zip(state, firsts, strict=True)])
-        return torch.stack([torch.from_numpy(tags), batch.ids[batch.rows_upper].long()], dim=1)
+        return torch.stack([*state, batch.ids[batch.rows_upper].long()], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """One-hot ``[v, V]`` at ``next_token``."""

@@ -14,13 +14,16 @@ from torch import Tensor
 from leadline.cache.layout import cache_layout
 from leadline.cache.pool import CachePool
 from leadline.config.model import ModelConfig, load_model_config
-from leadline.models.batch import ForwardBatch
+from leadline.models.batch import ForwardBatch, forward
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
 from leadline.weights.checkpoint import Checkpoint
+from leadline.weights.engram_tables import TableMemory
 from leadline.weights.load import CheckpointSource, DummySource
+
+STEP_ROWS = 2048  # the most that any test feeds at once
 
 
 @dataclass
@@ -67,43 +70,46 @@ class Stepper:
         assert len(ids) == m
         width = max(len(s.pages) for s, _ in parts)
 
-        def per_group(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32)
-
-        batch = ForwardBatch(
-            ids=torch.tensor(ids, dtype=torch.int32),
-            pos=torch.cat(
+        group = torch.repeat_interleave(torch.arange(len(parts)), counts)
+        q_off = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        tensors = {
+            "ids": torch.tensor(ids, dtype=torch.int32),
+            "pos": torch.cat(
                 [torch.arange(a, a + int(n)) for a, n in zip(starts, counts, strict=True)]
             ),
-            req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts).int(),
-            q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
-            seq_len=per_group([s.fed + n for s, n in parts]),
-            slot=per_group([s.slot for s, _ in parts]),
-            floor_lo=per_group([s.floor_lo for s, _ in parts]),
-            floor_up=per_group([s.floor_up for s, _ in parts]),
-            write_from=per_group([s.write_from for s, _ in parts]),
-            page_table=torch.tensor(
+            "req_of_row": group,
+            "q_off": q_off,
+            "seq_len": torch.tensor([s.fed + n for s, n in parts]),
+            "slot": torch.tensor([s.slot for s, _ in parts]),
+            "floor_lo": torch.tensor([s.floor_lo for s, _ in parts]),
+            "floor_up": torch.tensor([s.floor_up for s, _ in parts]),
+            "write_from": torch.tensor([s.write_from for s, _ in parts]),
+            "page_table": torch.tensor(
                 [s.pages + [0] * (width - len(s.pages)) for s, _ in parts], dtype=torch.int32
             ),
-            hist=torch.tensor(
+            "hist": torch.tensor(
                 [([-1] * history + s.tokens[: s.fed])[-history:] for s, _ in parts],
                 dtype=torch.int32,
             ),
-            rows_upper=torch.arange(m),
-            sample_rows=torch.arange(m),
-        )
+            "rows_upper": torch.arange(m),
+            "req_of_upper": group,
+            "upper_off": q_off,
+            "sample_rows": torch.arange(m),
+        }
+        max_len = max(s.fed + n for s, n in parts)
         for sequence, n in parts:
             sequence.fed += n
         return ForwardBatch(
-            **{f.name: getattr(batch, f.name).to(self.device) for f in dataclasses.fields(batch)}
+            **{name: tensor.to(self.device) for name, tensor in tensors.items()},
+            max_len=max_len,
+            max_rows=max(n for _, n in parts),
         )
 
     def step(self, parts: list[tuple[Sequence, int]]) -> list[Tensor]:
         """Run one step: logits ``[n, V]`` of each part."""
         batch = self.batch(parts)
         with torch.inference_mode():
-            hidden = self.model.upper(self.model.lower(batch), batch)
-            logits = self.model.logits(hidden).cpu()
+            logits = self.model.logits(forward(self.model, batch)).cpu()
         return list(logits.split([n for _, n in parts]))
 
     def feed(self, sequence: Sequence, chunk: int | None = None) -> Tensor:
@@ -114,6 +120,14 @@ class Stepper:
         return torch.cat(rows)
 
 
+def trimmed(batch: ForwardBatch, rows: Tensor) -> ForwardBatch:
+    """A batch of which only these rows run the upper half: of each group its last ones."""
+    group = batch.req_of_row[rows]
+    counts = torch.bincount(group, minlength=len(batch.slot))
+    upper_off = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    return dataclasses.replace(batch, rows_upper=rows, req_of_upper=group, upper_off=upper_off)
+
+
 def make_stepper(
     folder: Path | ModelConfig,
     *,
@@ -121,21 +135,24 @@ def make_stepper(
     kv_cache_dtype: str = "auto",
     block_size: int = 256,
     quantize_activations: bool = True,
+    expert_row_scales: bool = False,
     exact_rounding: bool = True,
     num_pages: int = 64,
     num_slots: int = 16,
     device: str = "cpu",
     window: int | None = None,
     packed: bool = False,
+    table_memory: TableMemory | None = None,
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration.
 
-    ``window`` stands in for the checkpoint's own, which no weight's shape knows.
+    ``window`` stands in for the checkpoint's own, which no weight's shape knows. ``table_memory``
+    is for models of random weights.
     """
     token_map = None
     source: CheckpointSource | DummySource
     if isinstance(folder, ModelConfig):
-        config, source = folder, DummySource(folder)
+        config, source = folder, DummySource(folder, table_memory=table_memory)
     else:
         config = load_model_config(folder)
         if window is not None:
@@ -148,13 +165,19 @@ def make_stepper(
         torch.device(device),
         Placement(),
         quantize_activations=quantize_activations,
+        expert_row_scales=expert_row_scales,
         packed=packed,
     )
     model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)
     source.finish()
     layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size)
     pool = CachePool(
-        layout, num_pages=num_pages, num_slots=num_slots, wide=params.wide, device=device
+        layout,
+        num_pages=num_pages,
+        num_slots=num_slots,
+        step_rows=STEP_ROWS,
+        wide=params.wide,
+        device=device,
     )
     model.bind_cache(pool)
     return Stepper(config, model, pool, torch.device(device))

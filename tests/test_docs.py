@@ -94,7 +94,7 @@ def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
     known |= {"help", "config", "print-config", "some-flag", "flag"}
     for file in (ROOT / "leadline/tools/train_tiny").glob("*.py"):
         known |= set(re.findall(r"""add_argument\(\s*"--([\w-]+)\"""", file.read_text()))
-    known |= {"build-arg", "gpus", "shm-size"}  # docker's
+    known |= {"build-arg", "gpus", "shm-size", "ulimit"}  # docker's
     known |= {"nproc-per-node"}  # torchrun's
     known |= {"tasks", "include", "output"}  # lm_eval's, the last two up to their underscore
     named = FLAG.findall(page.read_text(encoding="utf-8"))

@@ -345,8 +345,8 @@ def test_E3_the_switch_names_op_layer_and_row(
 def test_E4_rows_depend_on_the_requests_own_history(offset: int, image: bool) -> None:
     """A split around position 256, another request and padding rows in front of the second part."""
     stepper = make_stepper(GOLDEN / "v41-tiny")
-    hashing = stepper.model.engram_hash
-    assert hashing is not None
+    assert stepper.model.prefetch is not None
+    hashing = stepper.model.prefetch.hash
     tokens, border = prompt(270), 256
     if image:
         tokens[border - 5 : border - 1] = [stepper.config.image_token_id] * 4
@@ -364,8 +364,8 @@ def test_E4_rows_depend_on_the_requests_own_history(offset: int, image: bool) ->
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_E4_chunks_shorter_than_an_ngram(chunk: int) -> None:
     stepper = make_stepper(GOLDEN / "v41-tiny")
-    hashing = stepper.model.engram_hash
-    assert hashing is not None
+    assert stepper.model.prefetch is not None
+    hashing = stepper.model.prefetch.hash
     tokens = prompt(12)
     whole, _ = hashing.rows(stepper.batch([(stepper.start(tokens), 12)]))
     sequence = stepper.start(tokens)

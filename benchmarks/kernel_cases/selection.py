@@ -66,6 +66,13 @@ def _visible(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Ten
     return *_scores(rows, columns, device), torch.full((rows,), columns, device=device)
 
 
+def _within(
+    rows: int, visible: int, columns: int, device: torch.device
+) -> tuple[Tensor, int, Tensor]:
+    """As graphs have it: room for the longest request, of which little is filled."""
+    return _scores(rows, columns, device)[0], TOPK, torch.full((rows,), visible, device=device)
+
+
 def _sorted_topk(scores: Tensor) -> Tensor:
     """Without the rule for ties, which torch has not."""
     return scores.topk(TOPK).indices.sort().values
@@ -92,6 +99,20 @@ CASES = [
         peers=dict(zip(NAMES, TOP_K[n, rows], strict=True)),
     )
     for n, rows in TOP_K
+]
+CASES += [
+    Case(
+        kernel="7",
+        op="select_top_k",
+        shape=f"{rows}x{n}K of 512K",
+        make=functools.partial(_within, rows, n * K, 512 * K),
+        fused=selection.select_top_k,
+        twin=reference.select_top_k,
+        check=same,
+        bytes=rows * (2 * n * K + 4 * TOPK),
+        rate=Rate.FP32,
+    )
+    for n, rows in ((8, 1), (8, 32), (64, 8))
 ]
 CASES += [
     Case(

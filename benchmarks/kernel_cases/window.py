@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import Case, Rate, relative_l2
+from benchmarks.kernel_cases.case import Case, Rate, relative_l2, same
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, norm, rope
+from leadline.kernels.reference import window as reference
 from leadline.kernels.triton import window
 
 RANK, WIDTH, HALF, EPS = 1280, 512, 32, 1e-20
 PER_PAGE = 128
+WINDOW, RING, STAGING = 128, 160, 257
 
 # Microseconds on an H200 (18.8): both norms; window insert into 528 bytes; the same kernel with the
 # rotation of all queries, which is attention's here.
@@ -119,6 +121,65 @@ def _store(rows: int, record: Record) -> Case:
     )
 
 
+def _geometry(rows: int, groups: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Rows and groups of a step as ``plan_window`` takes them, all groups of one length."""
+    per_group = rows // groups
+    group = torch.arange(groups, device=device)
+    start = torch.randint(0, 2**19, (groups,), device=device)
+    pos = (start.unsqueeze(1) + torch.arange(per_group, device=device)).flatten()
+    q_off = torch.arange(groups + 1, device=device) * per_group
+    return (
+        *(pos, group.repeat_interleave(per_group), q_off),
+        *(start + per_group, 1 + group, (start - 100).clamp(min=0)),
+    )
+
+
+def _make_rings(rows: int, groups: int, device: torch.device) -> tuple[Any, ...]:
+    _, _, q_off, seq_len, slot, _ = _geometry(rows, groups, device)
+    record = Record.FP8_32
+    sizes = [record.value_bytes(WIDTH), record.scale_bytes(WIDTH)]
+    shape = STAGING + rows // RING + 1, RING, sum(sizes)
+    parts = torch.randint(0, 120, shape, dtype=torch.uint8, device=device).split(sizes, dim=-1)
+    return RecordField(record, *parts), q_off, seq_len, slot
+
+
+def _committed(how: Any, rings: RecordField, *geometry: Tensor) -> tuple[Tensor, ...]:
+    how.commit_window(rings, *geometry, window=WINDOW, staging=STAGING)
+    return _bytes(rings)
+
+
+def _plan(rows: int, groups: int) -> Case:
+    options: dict[str, Any] = {"window": WINDOW, "ring": RING, "staging": STAGING}
+    return Case(
+        kernel="4",
+        op="plan_window",
+        shape=f"T={rows},{groups} requests",
+        make=partial(_geometry, rows, groups),
+        fused=partial(window.plan_window, **options),
+        twin=partial(reference.plan_window, **options),
+        check=same,
+        bytes=rows * 8 * (WINDOW + 2),
+        rate=Rate.FP32,
+    )
+
+
+def _commit(rows: int, groups: int) -> Case:
+    moved = groups * min(RING, rows // groups) if rows // groups + WINDOW > RING else 0
+    return Case(
+        kernel="4",
+        op="commit_window",
+        shape=f"T={rows},{groups} requests",
+        make=partial(_make_rings, rows, groups),
+        fused=partial(_committed, window),
+        twin=partial(_committed, reference),
+        check=same,
+        bytes=max(1, moved) * 2 * 528,
+        rate=Rate.FP32,
+    )
+
+
 CASES = [_down(rows) for rows in NORMS]
 CASES += [_store(rows, Record.FP8_32) for rows in NORMS]
 CASES += [_store(rows, record) for record in (Record.FP4_16, Record.FP4_32) for rows in (1, 8192)]
+CASES += [_plan(*step) for step in ((1, 1), (64, 64), (8192, 4))]
+CASES += [_commit(*step) for step in ((256, 256), (1024, 1), (8192, 4))]

@@ -20,7 +20,10 @@ class CachePool:
     Attributes:
         kv: KV source layer -> compressed entries, ``[page, entry]``.
         index: KV source layer -> index keys, ``[page, entry]``.
-        window: per layer, ``[slot, position % ring]``.
+        window: per layer, ``[slot, position % ring]``; behind the slots there is room for the rows
+            of one step, which a chunk that its ring cannot hold is read from.
+        ring: rows of a slot of ``window``.
+        staging: slots of ``window``: where the room behind them begins.
         open_groups: gated KV source layer -> ``[slot, position % 8, 2 d]`` wide rows, values
             and gate logits of tokens whose group is not closed yet.
     """
@@ -31,12 +34,23 @@ class CachePool:
         *,
         num_pages: int,
         num_slots: int,
+        step_rows: int,
         wide: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Allocate ``num_pages`` and ``num_slots``, the null page and the padding slot included."""
+        """Allocate ``num_pages`` and ``num_slots``, the null page and the padding slot included.
+
+        Args:
+            layout: of every tensor.
+            num_pages: of each field of pages.
+            num_slots: of each field of slots.
+            step_rows: the most rows of a step.
+            wide: dtype of open groups.
+            device: of all tensors.
+        """
         self.layout = layout
         self.num_pages, self.num_slots = num_pages, num_slots
+        self.ring, self.staging = layout.ring, num_slots
         d, di = layout.head_dim, layout.index_head_dim
         self.kv: dict[int, RecordField] = {}
         self.index: dict[int, RecordField] = {}
@@ -50,7 +64,13 @@ class CachePool:
                     num_slots, COMPRESSOR_RING_ROWS, 2 * d, dtype=wide, device=device
                 )
         self.window = [
-            make_field(layout.window_record, num_slots, layout.ring, d, device)
+            make_field(
+                layout.window_record,
+                num_slots + layout.staging_units(step_rows),
+                layout.ring,
+                d,
+                device,
+            )
             for _ in range(layout.window_layers)
         ]
 
@@ -61,14 +81,14 @@ class CachePool:
         """
         if not pairs:
             return
-        source, target = (list(ids) for ids in zip(*pairs, strict=True))
         fields = [t for f in self.window for t in (f.values, f.scales) if t is not None]
         for tensor in (*fields, *self.open_groups.values()):
-            tensor[target] = tensor[source]
+            for source, target in pairs:
+                tensor[target].copy_(tensor[source])
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of every tensor: pages x page bytes + slots x slot bytes (invariant 7)."""
+        """Bytes of every tensor: of pages, slots and the staged rows of a step (invariant 7)."""
         fields = [*self.kv.values(), *self.index.values(), *self.window]
         tensors = [t for f in fields for t in (f.values, f.scales) if t is not None]
         return sum(t.numel() * t.element_size() for t in (*tensors, *self.open_groups.values()))

@@ -21,7 +21,6 @@ PARSER = "deepseek_v41"
 SWITCHES = {
     "trust_remote_code": "no code is ever loaded from a checkpoint",
     "enable_chunked_prefill": "prefill is always chunked",
-    "enforce_eager": "there are no graphs to turn off",
     "disable_log_requests": "requests are logged without their text unless asked for",
     "disable_log_stats": "one line is logged per request, and metrics are always there",
     "disable_uvicorn_access_log": "there is none",
@@ -37,6 +36,8 @@ SWITCHES = {
     "enable_sleep_mode": "there is none",
     "language_model_only": "images are not served",
 }
+# setting -> what its being on means here, where that setting is not given itself
+MEANINGS: dict[str, tuple[str, str]] = {"enforce_eager": ("cuda_graphs", "off")}
 VALUES = {
     "additional_config": "it is for plugins, and there are none",
     "all2all_backend": "one rank holds all experts",
@@ -49,12 +50,12 @@ VALUES = {
     "data_parallel_backend": "there is one rank",
     "data_parallel_rpc_port": "there is one rank",
     "distributed_executor_backend": "there is one rank",
-    "engram_config": "tables stay where the checkpoint's files lie",
+    "engram_config": "--engram-tables and --engram-shared-memory say where tables lie",
     "kernel_config": "the device decides",
     "limit_mm_per_prompt": "images are not served",
     "master_addr": "there is one rank",
     "master_port": "there is one rank",
-    "max_cudagraph_capture_size": "there are no graphs",
+    "max_cudagraph_capture_size": "--max-num-seqs and --max-num-batched-tokens bound graphs",
     "model_loader_extra_config": "loading has nothing to tune",
     "moe_backend": "there is one",
     "optimization_level": "nothing is compiled",
@@ -90,12 +91,12 @@ MISSING = {
     "kv_transfer_config": "moving caches between engines",
 }
 PARSERS = ("reasoning_parser", "tool_call_parser")
-NAMES = (*SWITCHES, *VALUES, *FIXED, *MISSING, *PARSERS)
+NAMES = (*SWITCHES, *MEANINGS, *VALUES, *FIXED, *MISSING, *PARSERS)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Accept the flags, without showing them in ``--help``."""
-    for name in SWITCHES:
+    for name in (*SWITCHES, *MEANINGS):
         parser.add_argument(
             _flag(name), action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS
         )
@@ -109,7 +110,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Warn about the settings above that were given; returns the values without them.
+    """Translate the settings above that were given, or warn about them.
+
+    Returns:
+        The values of other settings.
 
     Raises:
         NotSupported: a fixed setting has another value, or a setting asks for what is missing.
@@ -118,6 +122,10 @@ def settle(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if reason := (SWITCHES | VALUES).get(name):
             logger.warning("%s has no effect: %s", _flag(name), reason)
+        elif name in MEANINGS:
+            setting, meaning = MEANINGS[name]
+            if value:
+                kept[setting] = values.get(setting, meaning)
         elif name in FIXED:
             _, only, feature = FIXED[name]
             if value != only:

@@ -120,6 +120,12 @@ class EngineConfig:
             ``float64``.
         device: ``auto``, ``cpu`` or ``cuda``.
         load_format: ``auto`` reads safetensors, ``dummy`` makes seeded random weights.
+        engram_tables: where n-gram tables are gathered from: ``mmap`` is the checkpoint's files as
+            the system caches them, ``memory`` a copy that is made at start, in huge pages where
+            the system grants them, which kernels of a GPU read themselves; ``auto`` is ``memory``
+            where such kernels run and host memory suffices.
+        engram_shared_memory: folder on a file system in memory (``/dev/shm``, or a hugetlbfs) for
+            that copy: engines of one host share it, and it stays there until its files are removed.
         kernel_backend: what runs the operations of a forward: ``auto`` takes what is fastest and
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
             bfloat16 on a GPU, which ``auto`` does not take yet; behind it ``OP=BACKEND`` for single
@@ -127,10 +133,18 @@ class EngineConfig:
         max_model_len: longest sequence; None takes the checkpoint's, lowered to what fits.
         quantize_activations: whether inputs of packed weights are quantised to MXFP8 as the
             model specification says; off is for parity runs.
+        moe_activations: how inputs of the routed experts' products are scaled: ``mxfp8`` by 32
+            channels, as the model specification says; ``fp8`` by rows, so that FP8 tensor cores can
+            multiply long prompts. An approximation, which no evaluation of a whole model has
+            cleared yet: channels below 2^-14 of their row's largest lose bits, and products of 128
+            channels are summed with 14 bits. Steps of few rows stay as they are on a GPU.
         exact_rounding: bfloat16 only: round where the reference program rounds, including the
             64-slot blocks of attention.
         debug_nonfinite: check every op's output and name the first op, layer and request with
             a non-finite value.
+        cuda_graphs: which forwards are captured at start and replayed, on a GPU with kernels that
+            allow it: ``decode`` those of decode rows only, ``all`` those of prompts too, ``off``
+            none; ``auto`` is ``all`` where that is possible. The tokens are the same.
         async_scheduling: plan the next step while one runs; None does so on a GPU. The tokens are
             the same.
         check_integrity: prove the books of pages and slots after every step.
@@ -142,11 +156,15 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
+    engram_tables: str = "auto"
+    engram_shared_memory: str | None = None
     kernel_backend: str = "auto"
     max_model_len: int | None = None
     quantize_activations: bool = True
+    moe_activations: str = "mxfp8"
     exact_rounding: bool = True
     debug_nonfinite: bool = False
+    cuda_graphs: str = "auto"
     async_scheduling: bool | None = None
     check_integrity: bool = False
     seed: int = 0
@@ -157,6 +175,18 @@ class EngineConfig:
         choice(self, "dtype", "auto", "float32", "bfloat16", "float64")
         choice(self, "device", "auto", "cpu", "cuda")
         choice(self, "load_format", "auto", "safetensors", "dummy")
+        choice(self, "cuda_graphs", "auto", "off", "decode", "all")
+        choice(self, "moe_activations", "mxfp8", "fp8")
+        if self.moe_activations == "fp8" and not self.quantize_activations:
+            raise ConfigError(
+                "moe_activations is 'fp8', but quantize_activations is off; drop one of them"
+            )
+        choice(self, "engram_tables", "auto", "memory", "mmap")
+        if self.engram_shared_memory is not None and self.engram_tables == "mmap":
+            raise ConfigError(
+                f"engram_shared_memory is {self.engram_shared_memory!r}, but engram_tables 'mmap' "
+                "copies nothing there; leave one of them out"
+            )
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(
                 f"model is {self.model!r}; name a checkpoint folder, a hub id or a preset"

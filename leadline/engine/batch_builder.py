@@ -1,15 +1,124 @@
-"""Scheduled row groups -> ``ForwardBatch``. Runs once a step, so it is numpy over whole groups."""
+"""Scheduled row groups -> ``ForwardBatch``. Runs once a step, so it is numpy over whole groups.
+
+All arrays of a step lie in one buffer, which travels to the device in one copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from leadline.engine.plan import RowGroup
 from leadline.models.batch import ForwardBatch
+
+# Of ``ForwardBatch``: dtype and sizes by name. Fields begin at multiples of this many bytes.
+_ALIGNMENT = 16
+_FIELDS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
+    "ids": (torch.int32, ("rows",)),
+    "pos": (torch.int64, ("rows",)),
+    "req_of_row": (torch.int64, ("rows",)),
+    "q_off": (torch.int64, ("bounds",)),
+    "seq_len": (torch.int64, ("groups",)),
+    "slot": (torch.int64, ("groups",)),
+    "floor_lo": (torch.int64, ("groups",)),
+    "floor_up": (torch.int64, ("groups",)),
+    "write_from": (torch.int64, ("groups",)),
+    "hist": (torch.int32, ("groups", "history")),
+    "rows_upper": (torch.int64, ("upper",)),
+    "req_of_upper": (torch.int64, ("upper",)),
+    "upper_off": (torch.int64, ("bounds",)),
+    "sample_rows": (torch.int64, ("sampled",)),
+    # The longest of wide models, and last: a step copies the rows of its own groups.
+    "page_table": (torch.int32, ("groups", "pages")),
+}
+
+
+class BatchShape(NamedTuple):
+    """How many rows, groups, upper rows, sampled rows and pages of a group a batch has."""
+
+    rows: int
+    groups: int
+    upper: int
+    sampled: int
+    pages: int
+
+    @staticmethod
+    def of(groups: Sequence[RowGroup]) -> BatchShape:
+        """Of a step without padding."""
+        return BatchShape(
+            rows=sum(group.num_rows for group in groups),
+            groups=len(groups),
+            upper=sum(group.num_upper for group in groups),
+            sampled=sum(group.num_sampled for group in groups),
+            pages=max(len(group.request.pages) for group in groups),
+        )
+
+
+class BatchLayout:
+    """Where the fields of batches lie in one buffer.
+
+    Args:
+        capacity: the largest batch; smaller ones are prefixes of its fields.
+        num_history: ids of each group in ``hist``.
+    """
+
+    def __init__(self, capacity: BatchShape, num_history: int) -> None:
+        self.capacity = capacity
+        self._history = num_history
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        end = 0
+        for name in _FIELDS:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            self._places[name] = start, self._dims(name, capacity)
+            end = start + self._num_bytes(name, capacity)
+        self.num_bytes = end
+
+    def fields(self, buffer: Tensor, shape: BatchShape) -> dict[str, Tensor]:
+        """Views of a buffer ``[num_bytes]`` uint8: a batch of this shape."""
+        views = {}
+        for name, (start, whole) in self._places.items():
+            dtype, dims = _FIELDS[name][0], self._dims(name, shape)
+            end = start + math.prod(whole) * dtype.itemsize
+            views[name] = buffer[start:end].view(dtype).view(whole)[: dims[0]]
+        return views
+
+    def used_bytes(self, shape: BatchShape) -> int:
+        """Leading bytes of a buffer that hold a batch of this shape."""
+        return self._places["page_table"][0] + self._num_bytes("page_table", shape)
+
+    def _dims(self, name: str, shape: BatchShape) -> tuple[int, ...]:
+        sizes = {**shape._asdict(), "bounds": shape.groups + 1, "history": self._history}
+        return tuple(sizes[size] for size in _FIELDS[name][1])
+
+    def _num_bytes(self, name: str, shape: BatchShape) -> int:
+        return math.prod(self._dims(name, shape)) * _FIELDS[name][0].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StaticBatch:
+    """Memory of the device that batches are copied to, so that all of them have its addresses.
+
+    Attributes:
+        layout: of the memory.
+        buffer: ``[num_bytes]`` uint8.
+        max_len: the longest sequence.
+    """
+
+    layout: BatchLayout
+    buffer: Tensor
+    max_len: int
+
+    def batch(self, shape: BatchShape, max_rows: int) -> ForwardBatch:
+        """The batch of this shape that was copied last, or will be."""
+        fields = self.layout.fields(self.buffer, shape)
+        return ForwardBatch(**fields, max_len=self.max_len, max_rows=max_rows)
 
 
 class BatchBuilder:
@@ -22,57 +131,87 @@ class BatchBuilder:
     """
 
     def __init__(self, *, num_history: int, device: torch.device) -> None:
-        self._num_history = num_history
-        self._device = device
+        self.num_history = num_history
+        self.device = device
 
     def build(self, groups: Sequence[RowGroup]) -> ForwardBatch:
         """The batch of a step; shapes and dtypes as ``ForwardBatch`` says (8.2).
 
         A token that is still being sampled is 0 here: the runner puts it in on the device.
         """
-        requests = [group.request for group in groups]
-        starts = np.array([group.start for group in groups])
-        counts = np.array([group.num_rows for group in groups])
-        uppers = np.array([group.num_upper for group in groups])
-        sampled = np.array([group.num_sampled for group in groups])
-        q_off = np.zeros(len(groups) + 1, np.int32)
-        np.cumsum(counts, out=q_off[1:])
-        # Every request lies in the arrays of its own tokens and pages (array("i"): int32), which
-        # numpy copies from as whole slices.
-        ids = np.zeros(q_off[-1], np.int32)
-        hist = np.full((len(groups), self._num_history), -1, np.int32)
-        page_table = np.zeros((len(groups), max(len(r.pages) for r in requests)), np.int32)
-        for i, (group, request) in enumerate(zip(groups, requests, strict=True)):
-            known_ids = request.tokens[group.start : group.end]
-            ids[q_off[i] : q_off[i] + len(known_ids)] = known_ids
-            num_before = min(self._num_history, group.start)
-            before = request.tokens[group.start - num_before : group.start]
-            hist[i, self._num_history - num_before :] = before
-            page_table[i, : len(request.pages)] = request.pages
+        shape = BatchShape.of(groups)
+        layout = BatchLayout(shape, self.num_history)
+        buffer = self._filled(layout, shape, groups).to(self.device, non_blocking=True)
         return ForwardBatch(
-            ids=self._tensor(ids),
-            pos=self._tensor(_last_of_each(starts + counts, counts)),
-            req_of_row=self._tensor(np.repeat(np.arange(len(groups), dtype=np.int32), counts)),
-            q_off=self._tensor(q_off),
-            seq_len=self._tensor((starts + counts).astype(np.int32)),
-            slot=self._integers([request.slot for request in requests]),
-            floor_lo=self._integers([request.floor_lo for request in requests]),
-            floor_up=self._integers([request.floor_up for request in requests]),
-            write_from=self._integers([request.cached for request in requests]),
-            page_table=self._tensor(page_table),
-            hist=self._tensor(hist),
-            rows_upper=self._tensor(_last_of_each(np.cumsum(counts), uppers)),
-            sample_rows=self._tensor(_last_of_each(np.cumsum(uppers), sampled)),
+            **layout.fields(buffer, shape),
+            max_len=max(group.end for group in groups),
+            max_rows=max(group.num_rows for group in groups),
         )
 
-    def _integers(self, values: list[int]) -> torch.Tensor:
-        return self._tensor(np.array(values, np.int32))
+    def load(self, static: StaticBatch, shape: BatchShape, groups: Sequence[RowGroup]) -> None:
+        """Put a step into static memory, padded to this shape."""
+        num_bytes = static.layout.used_bytes(shape)
+        buffer = self._filled(static.layout, shape, groups)
+        static.buffer[:num_bytes].copy_(buffer[:num_bytes], non_blocking=True)
 
-    def _tensor(self, values: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+    def _filled(self, layout: BatchLayout, shape: BatchShape, groups: Sequence[RowGroup]) -> Tensor:
+        """A buffer of the host with a batch in it: page-locked where the device is another."""
+        pinned = self.device.type != "cpu"
+        buffer = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        fields = layout.fields(buffer, shape)
+        _fill({name: field.numpy() for name, field in fields.items()}, groups)
+        return buffer
+
+
+def _fill(out: Mapping[str, NDArray[np.integer]], groups: Sequence[RowGroup]) -> None:
+    """Write the groups to the fields of a batch, and padding behind them."""
+    requests = [group.request for group in groups]
+    starts = np.array([group.start for group in groups], np.int64)
+    counts = np.array([group.num_rows for group in groups], np.int64)
+    uppers = np.array([group.num_upper for group in groups], np.int64)
+    sampled = np.array([group.num_sampled for group in groups], np.int64)
+    q_off, upper_off = _bounds(counts), _bounds(uppers)
+    # Every request lies in the arrays of its own tokens and pages (array("i"): int32), which
+    # numpy copies from as whole slices.
+    ids, hist, page_table = out["ids"], out["hist"], out["page_table"]
+    ids.fill(0)
+    hist.fill(-1)
+    page_table.fill(0)
+    num_history = hist.shape[1]
+    for i, (group, request) in enumerate(zip(groups, requests, strict=True)):
+        known_ids = request.tokens[group.start : group.end]
+        ids[q_off[i] : q_off[i] + len(known_ids)] = known_ids
+        num_before = min(num_history, group.start)
+        before = request.tokens[group.start - num_before : group.start]
+        hist[i, num_history - num_before :] = before
+        page_table[i, : len(request.pages)] = request.pages
+    number = np.arange(len(groups))
+    for name, values, padding in (
+        ("pos", _last_of_each(starts + counts, counts), 0),
+        ("req_of_row", np.repeat(number, counts), -1),
+        ("q_off", q_off, q_off[-1]),
+        ("seq_len", starts + counts, 1),
+        ("slot", [request.slot for request in requests], 0),
+        ("floor_lo", [request.floor_lo for request in requests], 0),
+        ("floor_up", [request.floor_up for request in requests], 0),
+        ("write_from", [request.cached for request in requests], 0),
+        ("rows_upper", _last_of_each(q_off[1:], uppers), 0),
+        ("req_of_upper", np.repeat(number, uppers), -1),
+        ("upper_off", upper_off, upper_off[-1]),
+        ("sample_rows", _last_of_each(upper_off[1:], sampled), 0),
+    ):
+        out[name][: len(values)] = values
+        out[name][len(values) :] = padding
+
+
+def _bounds(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """First place of each, then the number of all."""
+    bounds = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=bounds[1:])
+    return bounds
 
 
 def _last_of_each(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """The ``counts[i]`` integers before ``ends[i]``, ascending, of every i in turn."""
     last = np.cumsum(counts)
-    return np.arange(last[-1]) + np.repeat(ends - last, counts)
+    return np.arange(counts.sum()) + np.repeat(ends - last, counts)

@@ -29,6 +29,7 @@ from leadline.core.request import (
     TokenOutput,
 )
 from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.forwards import Eager, Forwards
 from leadline.engine.limits import RequestLimits
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, StepPlan
@@ -75,6 +76,7 @@ class Engine:
         slot_bytes: the same.
         device: where the model runs.
         kernels: what runs the ops of the forward and of sampling.
+        graphs: of the model's forward; without them it runs op by op.
         seed: of the seeds that requests without one get.
         grammars: compiles constraints; without it, requests that have one are refused.
         clock: seconds; orders arrivals.
@@ -97,6 +99,7 @@ class Engine:
         slot_bytes: int = 0,
         device: torch.device | str = "cpu",
         kernels: Kernels = REFERENCE,
+        graphs: Forwards | None = None,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
         asynchronous: bool = False,
@@ -118,7 +121,8 @@ class Engine:
             config, cache, self.metrics, policy, eos_token_id=eos_token_id, clock=clock
         )
         builder = BatchBuilder(num_history=num_history, device=torch.device(device))
-        self._runner = Runner(model, sampler, builder, self.metrics, copy_slots, kernels)
+        forwards = graphs or Eager(model, builder)
+        self._runner = Runner(model, sampler, forwards, self.metrics, copy_slots, kernels)
         self._asynchronous = asynchronous
         self._checks_integrity = checks_integrity
         self._in_flight: StepInFlight | None = None
@@ -278,7 +282,7 @@ class Engine:
         if step is None:
             return []
         self._runner.sample(step)
-        results = step.results()
+        results = self._runner.results(step)
         self._last_progress = self._clock()
         self._collect_logits(step.plan, results)
         with self.metrics.timed("schedule"):

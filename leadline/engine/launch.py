@@ -21,15 +21,20 @@ from leadline.config.engine import CacheConfig, EngineConfig
 from leadline.config.model import ModelConfig, load_model_config
 from leadline.config.presets import PRESETS, preset
 from leadline.core.errors import CheckpointError, ConfigError
+from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
+from leadline.engine.forwards import CudaCapture, GraphLimits, GraphMode, Graphs
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
-from leadline.kernels.registry import choose
+from leadline.kernels.records import Record
+from leadline.kernels.registry import Kernels, choose
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
 from leadline.weights.checkpoint import Checkpoint, resolve_checkpoint
+from leadline.weights.engram_tables import TableMemory
+from leadline.weights.host_memory import available_bytes
 from leadline.weights.load import CheckpointSource, DummySource
 
 if TYPE_CHECKING:
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+TABLES_SHARE = 0.9  # of what host memory is free; the rest is for everything else
 
 
 def build_engine(
@@ -54,16 +60,17 @@ def build_engine(
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
     device = resolve_device(config.device)
-    weights = _open_weights(config, device)
-    model_config = weights.config
     dtype = resolve_dtype(config.dtype, device)
     kernels = choose(config.kernel_backend, device, dtype)
+    weights = _open_weights(config, device, kernels)
+    model_config = weights.config
     params = Parameters(
         weights.source,
         dtype=dtype,
         device=device,
         placement=Placement(),
         quantize_activations=config.quantize_activations,
+        expert_row_scales=expert_row_scales(config, kernels, device),
         packed=kernels.reads_packed,
     )
     switch.enabled = config.debug_nonfinite
@@ -97,6 +104,7 @@ def build_engine(
         layout,
         num_pages=size.num_pages,
         num_slots=size.num_slots + size.num_snapshots,
+        step_rows=config.scheduler.max_num_batched_tokens,
         wide=params.wide,
         device=device,
     )
@@ -118,6 +126,26 @@ def build_engine(
         needs_snapshot=policy.needs_snapshot,
         hot_slots=config.cache.hot_slots,
     )
+    obstacle = obstacle_to_graphs(config, device, kernels, layout) or model.obstacle_to_graphs
+    graph_mode = resolve_graph_mode(config.cuda_graphs, obstacle)
+    num_history = model_config.engram_max_ngram_size - 1
+    graphs = None
+    if graph_mode is not GraphMode.OFF:
+        graphs = Graphs(
+            model,
+            BatchBuilder(num_history=num_history, device=device),
+            CudaCapture(),
+            graph_mode,
+            GraphLimits(
+                max_num_seqs=size.num_slots - 1,
+                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+                max_len=max_model_len,
+                vocab_size=model_config.vocab_size,
+            ),
+            size,
+        )
+        with kernels.active():
+            graphs.capture()
     asynchronous = config.async_scheduling
     return Engine(
         model,
@@ -129,7 +157,8 @@ def build_engine(
         vocab_size=model_config.vocab_size,
         eos_token_id=model_config.eos_token_id,
         max_model_len=max_model_len,
-        num_history=model_config.engram_max_ngram_size - 1,
+        num_history=num_history,
+        graphs=graphs,
         page_bytes=layout.page_bytes,
         slot_bytes=layout.slot_bytes,
         device=device,
@@ -156,17 +185,19 @@ class _Weights:
     token_map: Sequence[int] | None
 
 
-def _open_weights(config: EngineConfig, device: torch.device) -> _Weights:
+def _open_weights(config: EngineConfig, device: torch.device, kernels: Kernels) -> _Weights:
     if config.load_format == "dummy":
         named = config.model in PRESETS
         folder = None if named else resolve_checkpoint(config.model)
         model_config = preset(config.model) if folder is None else load_model_config(folder)
-        dummy = DummySource(model_config, seed=config.seed, device=device)
+        tables = resolve_table_memory(config, model_config, device, kernels)
+        dummy = DummySource(model_config, seed=config.seed, device=device, table_memory=tables)
         return _Weights(model_config, dummy, _tokenizer_file(folder), None)
     folder = resolve_checkpoint(config.model, config.revision)
     model_config, file = load_model_config(folder), _tokenizer_file(folder)
     token_map = _token_map(folder, file) if model_config.engram_layer_ids else None
-    source = CheckpointSource(Checkpoint(folder), model_config, device=device)
+    tables = resolve_table_memory(config, model_config, device, kernels)
+    source = CheckpointSource(Checkpoint(folder), model_config, device=device, table_memory=tables)
     return _Weights(model_config, source, file, token_map)
 
 
@@ -220,6 +251,89 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     resolved = getattr(torch, dtype)
     assert isinstance(resolved, torch.dtype)
     return resolved
+
+
+def obstacle_to_graphs(
+    config: EngineConfig, device: torch.device, kernels: Kernels, layout: CacheLayout
+) -> str | None:
+    """Why forwards with these settings cannot be captured, or None."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    if config.debug_nonfinite:
+        return "debug_nonfinite looks at every result"
+    if kernels.unfused:
+        return f"no kernel of a GPU runs {', '.join(kernels.unfused)} (kernel_backend)"
+    if layout.index_record is not Record.FP4_32:
+        return f"index keys of kv_cache_dtype {config.cache.kv_cache_dtype!r} have no kernels"
+    return None
+
+
+def resolve_graph_mode(wanted: str, obstacle: str | None) -> GraphMode:
+    """``auto`` is ``all`` where nothing is in the way.
+
+    Raises:
+        ConfigError: graphs are wanted and cannot be.
+    """
+    if wanted == "auto":
+        logger.info("graphs: %s", "all" if obstacle is None else f"none, since {obstacle}")
+        return GraphMode.ALL if obstacle is None else GraphMode.OFF
+    if wanted != "off" and obstacle is not None:
+        raise ConfigError(f"cuda_graphs is {wanted!r}, but {obstacle}; set it to 'off'")
+    return GraphMode(wanted)
+
+
+def expert_row_scales(config: EngineConfig, kernels: Kernels, device: torch.device) -> bool:
+    """Whether inputs of routed experts have one scale a row.
+
+    Raises:
+        ConfigError: that needs tensor cores which the GPU lacks.
+    """
+    if config.moe_activations != "fp8":
+        return False
+    if kernels.backend_of.get("routed_experts") == "triton":
+        capability = torch.cuda.get_device_capability(device)
+        if torch.version.hip is not None or capability < (8, 9):
+            raise ConfigError(
+                f"moe_activations is 'fp8', but {torch.cuda.get_device_name(device)} has no FP8 "
+                "tensor cores of NVIDIA's; they need compute capability 8.9. Set 'mxfp8'"
+            )
+    return True
+
+
+def resolve_table_memory(
+    config: EngineConfig, model: ModelConfig, device: torch.device, kernels: Kernels
+) -> TableMemory | None:
+    """Where Engram tables are copied to; None leaves them on the checkpoint's files.
+
+    ``auto`` copies them for kernels that read host memory from a GPU, and where a folder for them
+    is named; what a host without a GPU gathers, the system caches by itself.
+
+    Raises:
+        ConfigError: they are to be copied to memory that the machine does not have.
+    """
+    wanted, folder = config.engram_tables, config.engram_shared_memory
+    for_kernels = device.type == "cuda" and "gather_rows" in kernels.backend_of
+    if not model.engram_layer_ids or wanted == "mmap":
+        return None
+    if folder is not None:  # which may hold them already, and says so itself if it is too small
+        return TableMemory(device, Path(folder))
+    if wanted == "auto" and not for_kernels:
+        return None
+    row_bytes = model.engram_head_dim + model.engram_head_dim // 32
+    needed, available = sum(model.engram_num_embeddings) * row_bytes, available_bytes()
+    if needed <= available * TABLES_SHARE:
+        return TableMemory(device)
+    shortage = (
+        f"Engram tables take {needed / GIB:.1f} GiB of host memory, of which "
+        f"{available / GIB:.1f} GiB are free"
+    )
+    if wanted == "memory":
+        raise ConfigError(
+            f"{shortage}; at most {TABLES_SHARE:.0%} of these may go to them: set engram_tables to "
+            "'mmap', or give the machine or its container more"
+        )
+    logger.warning("%s: they stay on the files, and steps wait for the host to gather", shortage)
+    return None
 
 
 def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:

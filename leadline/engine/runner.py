@@ -1,7 +1,8 @@
 """One rank: forward, logits, tokens.
 
 A step goes through three calls, so that the next one can be prepared while it runs: ``launch`` the
-forward, ``sample`` from its hidden rows, and wait for the ``results``.
+forward, ``sample`` from its hidden rows, and wait for the ``results``. Only the last one waits for
+the device, and ``sample`` where a prompt is scored.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from torch import Tensor
 
 from leadline.core.errors import LeadlineError
 from leadline.core.request import Request, TokenLogprobs
-from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.forwards import Forwards
 from leadline.engine.logprobs import token_logprobs
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, StepPlan
 from leadline.kernels.debug import NonFiniteError
 from leadline.kernels.registry import REFERENCE, Kernels
+from leadline.kernels.transfer import upload
 from leadline.models.batch import ForwardBatch, Model
 
 if TYPE_CHECKING:
-    from leadline.engine.sampler import SampledToken, Sampler
+    from leadline.engine.sampler import Draw, SampledToken, Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class StepInFlight:
         plan: what it consists of.
         hidden: ``[v, D]`` rows whose logits are wanted; None where there are none.
         is_sampled: whether its tokens were drawn.
-        token_ids: ``[drawn]`` on the device once sampled.
+        draw: its tokens, once sampled.
         error: why the whole step failed, if it did.
     """
 
@@ -53,32 +55,11 @@ class StepInFlight:
         self.plan = plan
         self.hidden: Tensor | None = None
         self.is_sampled = False
-        self.token_ids: Tensor | None = None
+        self.draw: Draw | None = None
         self.error: str | None = None
-        self.row_of: dict[str, int] = {}  # request -> row of token_ids and tokens
-        self.tokens: list[SampledToken] = []
+        self.row_of: dict[str, int] = {}  # request -> row of the draw
         self.logits: dict[str, NDArray[np.float32]] = {}
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-
-    def results(self) -> list[GroupResult]:
-        """What the step brought for each group of its plan."""
-        if self.error is not None:
-            return [GroupResult(error=self.error) for _ in self.plan.groups]
-        return [self._result(group) for group in self.plan.groups]
-
-    def _result(self, group: RowGroup) -> GroupResult:
-        name = group.request.request_id
-        result = GroupResult(
-            logits=self.logits.get(name), prompt_logprobs=self.prompt_logprobs.get(name, ())
-        )
-        if name in self.row_of:
-            token = self.tokens[self.row_of[name]]
-            if token.error is not None:
-                place = f"no token can be drawn after position {group.end - 1}"
-                return GroupResult(error=f"request {name}: {place}: {token.error}")
-            result.token_ids = (token.token_id,)
-            result.logprobs = () if token.logprobs is None else (token.logprobs,)
-        return result
 
 
 class Runner:
@@ -87,6 +68,7 @@ class Runner:
     A step that fails ends its requests and not the engine.
 
     Args:
+        forwards: launches the model.
         copy_slots: copies slots of the cache, ``(from, to)`` pairs, in stream order.
         kernels: what runs the ops.
     """
@@ -95,14 +77,14 @@ class Runner:
         self,
         model: Model,
         sampler: Sampler,
-        builder: BatchBuilder,
+        forwards: Forwards,
         metrics: EngineMetrics,
         copy_slots: Callable[[Sequence[tuple[int, int]]], None],
         kernels: Kernels = REFERENCE,
     ) -> None:
         self._model = model
         self._sampler = sampler
-        self._builder = builder
+        self._forwards = forwards
         self._metrics = metrics
         self._copy_slots = copy_slots
         self._kernels = kernels
@@ -119,12 +101,12 @@ class Runner:
         step = StepInFlight(plan)
         with _failing_alone(step), self._kernels.active():
             with self._metrics.timed("build"):
-                batch = self._builder.build(plan.groups)
-            with self._metrics.timed("forward"):
+                batch, run = self._forwards.prepare(plan.groups)
+            with self._metrics.timed("forward"), _naming_requests(plan.groups, batch):
                 if previous is not None:
                     _fill_unknown_tokens(plan, batch, previous)
                 self._copy_slots(plan.copies_before)
-                step.hidden = self._forward(plan.groups, batch)
+                step.hidden = run()[batch.sample_rows]
                 self._copy_slots(plan.copies_after)
         return step
 
@@ -157,32 +139,22 @@ class Runner:
                     step.row_of[name] = len(drawn)
                     drawn.append((end - 1, group.request))
             if drawn:
-                logits = self._model.logits(step.hidden[[row for row, _ in drawn]])
-                step.tokens = self._sampler.sample(logits, [request for _, request in drawn])
-                ids = [max(0, token.token_id) for token in step.tokens]
-                corrupted = sum(token.is_corrupted for token in step.tokens)
-                self._metrics.counters["corrupted_requests"] += corrupted
-                step.token_ids = torch.tensor(ids, dtype=torch.int32, device=logits.device)
+                chosen, requests = [row for row, _ in drawn], [request for _, request in drawn]
+                hidden = step.hidden[: len(chosen)]
+                if chosen[-1] >= len(chosen):  # some are left out
+                    hidden = step.hidden.index_select(0, upload(chosen, hidden.device))
+                step.draw = self._sampler.launch(self._model.logits(hidden), requests)
 
-    def _forward(self, groups: Sequence[RowGroup], batch: ForwardBatch) -> Tensor | None:
-        """Hidden rows whose logits are wanted ``[v, D]``; None where there are none.
-
-        A step without upper rows skips the upper half (cache-and-scheduling 4.3).
-        """
-        row_of = torch.arange(len(batch.ids))
-        try:
-            state = self._model.lower(batch)
-            row_of = batch.rows_upper
-            if not len(row_of):
-                return None
-            return self._model.upper(state, batch)[batch.sample_rows]
-        except NonFiniteError as error:
-            # An op over something else than rows (the window workspace) cannot name a request.
-            name = "unknown"
-            if error.row < len(row_of):
-                group = batch.req_of_row[row_of[error.row]]
-                name = groups[int(group)].request.request_id
-            raise LeadlineError(f"{error} (request {name})") from error
+    def results(self, step: StepInFlight) -> list[GroupResult]:
+        """What the step brought for each group of its plan, once it has ended on the device."""
+        tokens: list[SampledToken] = []
+        with _failing_alone(step), self._metrics.timed("sample"):
+            tokens = step.draw.tokens() if step.draw is not None else []
+        if step.error is not None:
+            return [GroupResult(error=step.error) for _ in step.plan.groups]
+        corrupted = sum(token.is_corrupted for token in tokens)
+        self._metrics.counters["corrupted_requests"] += corrupted
+        return [_result(step, group, tokens) for group in step.plan.groups]
 
     def _prompt_logits(self, hidden: Tensor) -> NDArray[np.float32]:
         """Logits of every row, float32 ``[rows, V]`` in host memory."""
@@ -200,6 +172,34 @@ class Runner:
             ids = request.tokens[start : start + len(rows)].tolist()
             found += token_logprobs(self._model.logits(rows), ids, [wanted] * len(rows))
         return tuple(found)
+
+
+def _result(step: StepInFlight, group: RowGroup, tokens: Sequence[SampledToken]) -> GroupResult:
+    name = group.request.request_id
+    result = GroupResult(
+        logits=step.logits.get(name), prompt_logprobs=step.prompt_logprobs.get(name, ())
+    )
+    if name in step.row_of:
+        token = tokens[step.row_of[name]]
+        if token.error is not None:
+            place = f"no token can be drawn after position {group.end - 1}"
+            return GroupResult(error=f"request {name}: {place}: {token.error}")
+        result.token_ids = (token.token_id,)
+        result.logprobs = () if token.logprobs is None else (token.logprobs,)
+    return result
+
+
+@contextmanager
+def _naming_requests(groups: Sequence[RowGroup], batch: ForwardBatch) -> Iterator[None]:
+    """Add the request to an error that names a row of a step."""
+    try:
+        yield
+    except NonFiniteError as error:
+        # An op over something else than rows cannot name a request.
+        name = "unknown"
+        if error.row < len(batch.ids):
+            name = groups[int(batch.req_of_row[error.row])].request.request_id
+        raise LeadlineError(f"{error} (request {name})") from error
 
 
 @contextmanager
@@ -227,5 +227,8 @@ def _fill_unknown_tokens(plan: StepPlan, batch: ForwardBatch, previous: StepInFl
             rows.append(end - 1)
             sources.append(previous.row_of[group.request.request_id])
     if rows:
-        assert previous.token_ids is not None
-        batch.ids[rows] = previous.token_ids[sources]
+        assert previous.draw is not None
+        device = batch.ids.device
+        known = previous.draw.token_ids.index_select(0, upload(sources, device))
+        # Whose request has ended with an error is fed any token.
+        batch.ids.index_copy_(0, upload(rows, device), known.clamp(min=0).int())

@@ -6,7 +6,7 @@ new token, whatever runs beside it, after a preemption too (serving-api 9.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from leadline.core.request import Request, SamplingParams, TokenLogprobs
 from leadline.engine.constraint import TokenMasks
-from leadline.engine.logprobs import token_logprobs
+from leadline.engine.logprobs import launch_logprobs
 from leadline.kernels import ops
+from leadline.kernels.transfer import Download, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,27 @@ class SampledToken:
     is_corrupted: bool = False
 
 
+class Draw:
+    """Tokens that were drawn on the device, and are on their way to the host.
+
+    Attributes:
+        token_ids: ``[v]`` int64 on the device; -1 where there is none.
+    """
+
+    def __init__(self, token_ids: Tensor, finish: Callable[[], list[SampledToken]]) -> None:
+        self.token_ids = token_ids
+        self._finish = finish
+
+    @staticmethod
+    def known(tokens: list[SampledToken], device: torch.device) -> Draw:
+        """Of tokens that the host has chosen."""
+        return Draw(upload([token.token_id for token in tokens], device), lambda: tokens)
+
+    def tokens(self) -> list[SampledToken]:
+        """One ``SampledToken`` per row, once they have come."""
+        return self._finish()
+
+
 class Sampler:
     """Draws the next token of every row; keeps no state between steps.
 
@@ -49,28 +71,37 @@ class Sampler:
         self._masks = TokenMasks()
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-        """Sample one token per row.
+        """``launch``, then wait for one ``SampledToken`` per row."""
+        return self.launch(logits, requests).tokens()
+
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Draw:
+        """Sample one token per row, without waiting for the device.
 
         Args:
             logits: ``[v, vocab_size]`` float32 or float64, row i belongs to ``requests[i]``.
                 Read only.
             requests: live requests; draws are keyed by their ``seed`` and ``len(tokens)``.
-
-        Returns:
-            One ``SampledToken`` per row.
         """
         adjusted = [row for row, request in enumerate(requests) if _adjusts_logits(request)]
         tokens = _draw(logits, requests, beside=adjusted)
+        is_sound = tokens >= 0  # of rows to be adjusted too: they were taken as they are
         if adjusted:
             own = [requests[row] for row in adjusted]
-            drawn = _draw(self._adjust(logits[adjusted], own), own)
-            for row, token in zip(adjusted, drawn, strict=True):
-                tokens[row] = token
-        logprobs = _logprobs(logits, tokens, requests)
-        return [
-            SampledToken(token, logprobs.get(row)) if token >= 0 else _failure(logits[row], request)
-            for row, (token, request) in enumerate(zip(tokens, requests, strict=True))
-        ]
+            rows = upload(adjusted, logits.device)
+            raw = logits.index_select(0, rows)
+            tokens = tokens.index_copy(0, rows, _draw(self._adjust(raw, own), own))
+        numbers = Download(torch.stack((tokens, is_sound)))
+        logprobs = _launch_logprobs(logits, tokens, requests)
+        errors = [r.constraint.error if r.constraint is not None else None for r in requests]
+
+        def finish() -> list[SampledToken]:
+            found, entries = numbers.wait().tolist(), logprobs()
+            return [
+                SampledToken(token, entries.get(row)) if token >= 0 else _failure(sound, error)
+                for row, (token, sound, error) in enumerate(zip(*found, errors, strict=True))
+            ]
+
+        return Draw(tokens, finish)
 
     def _adjust(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
         """Bias and masks, grammars, penalties: in this order, in place (serving-api 9.1)."""
@@ -98,11 +129,8 @@ class Sampler:
         for matcher, mask in zip(matchers, masks, strict=True):
             if matcher.is_error():
                 mask[:] = 0
-        ops.apply_bitmask(
-            logits,
-            torch.tensor(rows, device=logits.device),
-            torch.from_numpy(masks).to(logits.device),
-        )
+        device = logits.device
+        ops.apply_bitmask(logits, upload(rows, device), upload(masks, device, torch.int32))
 
     def _hold_back(self, row: Tensor, request: Request) -> None:
         """Below ``min_tokens``, no end: unless nothing else is allowed (serving-api 9.1)."""
@@ -111,33 +139,34 @@ class Sampler:
             return
         # With ignore_eos the end token is an ordinary one.
         ending = () if params.ignore_eos else (self._eos_token_id,)
-        held = [*params.stop_token_ids, *ending]
-        ends = row[held]
-        row[held] = -torch.inf
-        row[held] = torch.where(row.max() == -torch.inf, ends, row[held])
+        held = upload([*params.stop_token_ids, *ending], row.device)
+        ends = row.index_select(0, held)
+        row.index_fill_(0, held, -torch.inf)
+        row.index_copy_(0, held, torch.where(row.max() == -torch.inf, ends, -torch.inf))
 
 
-def _failure(row: Tensor, request: Request) -> SampledToken:
+def _failure(is_sound: bool, grammar_error: str | None) -> SampledToken:
     """Why a row has no token."""
-    if not bool(row.max().isfinite()):  # of NaN among others, that is NaN
+    if not is_sound:
         return SampledToken(-1, error="its logits are not finite", is_corrupted=True)
-    if request.constraint is not None and request.constraint.error:
-        return SampledToken(-1, error=f"its grammar failed: {request.constraint.error}")
+    if grammar_error:
+        return SampledToken(-1, error=f"its grammar failed: {grammar_error}")
     return SampledToken(-1, error="nothing is allowed")
 
 
 def _bias_and_mask(row: Tensor, request: Request) -> None:
     params = request.sampling
     if params.logit_bias:
-        row[list(params.logit_bias)] += row.new_tensor(list(params.logit_bias.values()))
+        biased = upload(list(params.logit_bias), row.device)
+        row.index_add_(0, biased, upload(list(params.logit_bias.values()), row.device, row.dtype))
     if params.allowed_token_ids is not None:
-        allowed = list(params.allowed_token_ids)
-        kept = row[allowed]
+        allowed = upload(params.allowed_token_ids, row.device)
+        kept = row.index_select(0, allowed)
         row.fill_(-torch.inf)
-        row[allowed] = kept
+        row.index_copy_(0, allowed, kept)
     bad = [ids[-1] for ids in request.bad_token_ids if _is_near(request, ids)]
     if bad:
-        row[bad] = -torch.inf
+        row.index_fill_(0, upload(bad, row.device), -torch.inf)
 
 
 def _is_near(request: Request, bad_ids: Sequence[int]) -> bool:
@@ -200,27 +229,30 @@ def _penalise(logits: Tensor, requests: Sequence[Request]) -> None:
         return
 
     def column(name: str) -> Tensor:
-        return logits.new_tensor([getattr(request.sampling, name) for request in requests])
+        values = [getattr(request.sampling, name) for request in requests]
+        return upload(values, logits.device, logits.dtype)
 
     ops.apply_penalties(
         logits,
-        *torch.from_numpy(np.concatenate(said, axis=1)).to(logits.device),
+        *upload(np.concatenate(said, axis=1), logits.device),
         presence_R=column("presence_penalty"),
         frequency_R=column("frequency_penalty"),
         repetition_R=column("repetition_penalty"),
     )
 
 
-def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = ()) -> list[int]:
+def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = ()) -> Tensor:
     """Greedy rows take the best id, the others draw; but those of rows ``beside`` do not count."""
     others = set(beside)
     drawn = [i for i, r in enumerate(requests) if not r.sampling.is_greedy and i not in others]
     if drawn and len(drawn) == len(requests):
-        return _sample(logits, requests).tolist()
+        return _sample(logits, requests)
     tokens = ops.greedy(logits)
     if drawn:
-        tokens[drawn] = _sample(logits[drawn], [requests[i] for i in drawn])
-    return tokens.tolist()
+        rows = upload(drawn, logits.device)
+        sampled = _sample(logits.index_select(0, rows), [requests[i] for i in drawn])
+        tokens = tokens.index_copy(0, rows, sampled)
+    return tokens
 
 
 def _sample(logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -228,7 +260,7 @@ def _sample(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     params = [request.sampling for request in requests]
 
     def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)
+        return upload(values, logits.device, dtype)
 
     return ops.sample(
         logits,
@@ -240,18 +272,20 @@ def _sample(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     )
 
 
-def _logprobs(
-    logits: Tensor, tokens: Sequence[int], requests: Sequence[Request]
-) -> dict[int, TokenLogprobs]:
-    """Log-probabilities by row, of the rows that asked and have a token (serving-api 9.3)."""
+def _launch_logprobs(
+    logits: Tensor, tokens: Tensor, requests: Sequence[Request]
+) -> Callable[[], dict[int, TokenLogprobs]]:
+    """Log-probabilities by row, of the rows that asked (serving-api 9.3)."""
     counts = {
         row: request.sampling.logprobs
-        for row, (token, request) in enumerate(zip(tokens, requests, strict=True))
-        if request.sampling.logprobs is not None and token >= 0
+        for row, request in enumerate(requests)
+        if request.sampling.logprobs is not None
     }
     if not counts:
-        return {}
-    rows = list(counts)
-    asked = logits if len(rows) == len(requests) else logits[rows]
-    entries = token_logprobs(asked, [tokens[row] for row in rows], list(counts.values()))
-    return dict(zip(rows, entries, strict=True))
+        return dict
+    rows = upload(list(counts), logits.device)
+    # Rows without a token have the numbers of some token, which nobody reads.
+    chosen = tokens.index_select(0, rows).clamp(min=0)
+    asked = logits if len(counts) == len(requests) else logits.index_select(0, rows)
+    finish = launch_logprobs(asked, chosen, list(counts.values()))
+    return lambda: dict(zip(counts, finish(), strict=True))

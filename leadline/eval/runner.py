@@ -19,7 +19,7 @@ from leadline.config.engine import EngineConfig
 from leadline.core.errors import LeadlineError
 from leadline.core.request import EngineRequest, Request, SamplingParams, TokenOutput
 from leadline.engine.launch import build_engine
-from leadline.engine.sampler import SampledToken, Sampler
+from leadline.engine.sampler import Draw, SampledToken, Sampler
 from leadline.eval.questions import Dialogue, Question, answer_limit
 from leadline.eval.scoring import Answer
 from leadline.text.output_parser import OutputParser
@@ -53,15 +53,15 @@ class ScriptedSampler(Sampler):
         super().__init__(eos_token_id)
         self.scripts: dict[str, Script] = {}
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-        tokens = super().sample(logits, requests)
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Draw:
+        tokens = super().launch(logits, requests).tokens()
         rows = [row for row, r in enumerate(requests) if r.request_id in self.scripts]
         kept = logits[rows].float().cpu()
         for row, own in zip(rows, kept, strict=True):
             script = self.scripts[requests[row].request_id]
             script.logits.append(own)
             tokens[row] = SampledToken(script.token_ids[requests[row].num_output_tokens])
-        return tokens
+        return Draw.known(tokens, logits.device)
 
 
 @dataclass(frozen=True, slots=True)

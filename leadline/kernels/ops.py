@@ -27,6 +27,7 @@ from leadline.kernels.reference import (
     rope,
     router,
     sampling,
+    window,
 )
 from leadline.kernels.reference import linear as linear_
 from leadline.kernels.reference.quant import round_trip_fp4_32
@@ -40,6 +41,8 @@ store_rows = _unwatched(kv_store.store_rows)
 rope_angles = _unwatched(rope.rope_angles)
 engram_hash = _unwatched(engram.engram_hash)
 gather_rows = _unwatched(engram.gather_rows)
+plan_window = _unwatched(window.plan_window)
+commit_window = _unwatched(window.commit_window)
 # Logits to ids, and how likely ids were: see ``reference.sampling``. -inf and NaN logits are
 # theirs to handle.
 apply_bitmask = _unwatched(sampling.apply_bitmask)
@@ -293,7 +296,7 @@ def norm_query_store_window(
         weight: ``[d]`` wide; it and what follows as in ``norm_rotate_store`` of the second part.
         cos: ``[m, r / 2]`` float32.
         sin: ``[m, r / 2]`` float32.
-        window: rings, or a workspace.
+        window: rings, and room for staged rows behind them.
         outer: ``[m]`` int64, negative where nothing is stored.
         inner: ``[m]`` int64.
         eps: of both norms.
@@ -468,7 +471,7 @@ def index_logits(
             the reference program does; otherwise only the sum is rounded.
 
     Returns:
-        ``[m, N]`` activations; -inf where not visible.
+        ``[m, N]`` activations; undefined from ``visible`` on, but never NaN where it is watched.
     """
     return indexer.index_logits(
         q,
@@ -525,7 +528,7 @@ def candidate_logits(
 
 
 @_unwatched
-def select_top_k(scores: Tensor, k: int) -> Tensor:
+def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tensor:
     """The k best entries of each row, ascending (3.5, kernels.md 7).
 
     Among equal scores the larger position wins. NaN counts as -inf, and -inf is never chosen, so
@@ -534,11 +537,12 @@ def select_top_k(scores: Tensor, k: int) -> Tensor:
     Args:
         scores: ``[m, N]`` activations.
         k: ``index_topk``.
+        visible: ``[m]`` int64, leading columns that count, whatever the others hold; None for all.
 
     Returns:
         ``[m, min(k, N)]`` int64, -1 behind the last choice.
     """
-    return indexer.select_top_k(scores, k)
+    return indexer.select_top_k(scores, k, visible)
 
 
 @_unwatched
@@ -550,7 +554,7 @@ def select_candidate_blocks(
     A block is worth its best score; ties, NaN and -inf are as in ``select_top_k``.
 
     Args:
-        scores: ``[m, N]`` activations, -inf where not visible.
+        scores: ``[m, N]`` activations; whatever they hold from ``visible`` on.
         visible: ``[m]`` int64; the block of entry ``visible - 1`` is always kept.
         block_size: ``candidate_block_size``.
         topk_blocks: ``candidate_topk_blocks``.
@@ -603,10 +607,9 @@ def sparse_attention(
         q: ``[m, H, d]`` activations, not rotated.
         cos: ``[m, r / 2]`` float32 at each row's position.
         sin: ``[m, r / 2]`` float32.
-        window: rows of windows: the rings themselves, or a workspace of one outer unit that
-            holds this step's history and new rows.
-        window_index: ``[m, W]`` int64, ``outer * rows of an outer unit + inner`` of each row of
-            ``window``, oldest first, -1 behind them.
+        window: rings, and this step's staged rows behind them.
+        window_index: ``[m, W]`` int64 of ``plan_window``: ``outer * rows of an outer unit + inner``
+            of each row of ``window``, oldest first, -1 behind them.
         window_width: ``[m]`` int64, slots that the window takes in the reference's slot list.
         kv: compressed entries of the KV source, or None for window-only layers.
         page_table: ``[g, max pages]`` int64.
@@ -638,7 +641,13 @@ def sparse_attention(
 
 @op()
 def route(
-    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    req_of_row: Tensor | None = None,
+    *,
+    num_experts_per_tok: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Experts of each row and their weights (5.1); of equal ones the lower id (kernels.md 2).
 
@@ -646,13 +655,17 @@ def route(
         x: ``[m, D]`` activations.
         gate: ``[E, D]`` activations or wide; the product is wide.
         bias: ``[E]`` wide; selects only.
+        req_of_row: ``[m]`` int64, group of each row; -1 for padding, which chooses nobody. None
+            where no row is padding.
         num_experts_per_tok: experts of a row.
         scale: ``routed_scaling_factor``.
 
     Returns:
-        ``[m, k]`` int64 expert ids, ascending, and ``[m, k]`` wide weights.
+        ``[m, k]`` int64 expert ids, ascending, or -1 of padding; and ``[m, k]`` wide weights.
     """
-    return router.route(x, gate, bias, num_experts_per_tok=num_experts_per_tok, scale=scale)
+    return router.route(
+        x, gate, bias, req_of_row, num_experts_per_tok=num_experts_per_tok, scale=scale
+    )
 
 
 @op()
@@ -664,6 +677,7 @@ def routed_experts(
     w2: Weight,
     *,
     limit: float,
+    row_scales: bool = False,
     shared: Tensor | None = None,
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
@@ -675,12 +689,17 @@ def routed_experts(
         w13: ``[E, 2 F, D]``, gate rows first.
         w2: ``[E, D, F]``.
         limit: ``swiglu_limit``.
+        row_scales: inputs that are quantised get one power of two a row instead of one for 32
+            channels (``quant.round_trip_fp8_row``), for FP8 tensor cores; an approximation. Where
+            these would not be faster a backend may keep the finer scales.
         shared: ``[m, D]`` activations, the shared expert's output, which is added last.
 
     Returns:
         ``[m, D]`` activations, rounded once; without ``shared`` wide, not rounded.
     """
-    return experts.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
+    return experts.routed_experts(
+        x, ids, weights, w13, w2, limit=limit, row_scales=row_scales, shared=shared
+    )
 
 
 @op()

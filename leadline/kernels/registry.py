@@ -137,6 +137,15 @@ class Kernels:
             for name in _PRODUCTS
         )
 
+    @property
+    def unfused(self) -> list[str]:
+        """Ops that a GPU has kernels for and that run otherwise: they may wait for the host."""
+        return [
+            name
+            for name in BACKENDS["triton"].implementations()
+            if self.backend_of.get(name) != "triton"
+        ]
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Ops run by this choice inside, by what ran them before afterwards."""

@@ -89,6 +89,12 @@ class Checkpoint:
         """``file: tensor name``, as error messages begin."""
         return f"{self.entries[name].file}: tensor {name}"
 
+    def stamp(self, name: str) -> str:
+        """What tells a tensor of this file, as it is, from any other, wherever the file lies."""
+        entry = self.entries[name]
+        status = entry.file.stat()
+        return f"{entry.file.name} {status.st_size} {status.st_mtime_ns} {name} {entry.offset}"
+
 
 def resolve_checkpoint(model: str, revision: str | None = None) -> Path:
     """The folder of a model: a local one, or a hub id's, downloaded if need be.

@@ -20,11 +20,12 @@ from leadline.config.model import ModelConfig
 from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
 from leadline.weights.checkpoint import Checkpoint
-from leadline.weights.engram_tables import HostEngramTable, to_tensor
+from leadline.weights.engram_tables import MappedEngramTable, TableMemory, to_tensor
 from leadline.weights.formats import PACKINGS, decode, magnitude_bounds, scale_name
 from leadline.weights.names import Part, Role, WeightSpec, model_weights
+from leadline.weights.progress import progress_bar
 from leadline.weights.random_init import random_bytes, random_tensors
-from leadline.weights.source import FULL
+from leadline.weights.source import FULL, EngramTable
 from leadline.weights.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class _Stored(Protocol):
 
     def describe(self, name: str) -> str: ...
 
+    def stamp(self, name: str) -> str: ...
+
 
 class _Source:
     """Slices, decodes and checks stored weights, and keeps account of them."""
@@ -54,12 +57,14 @@ class _Source:
         weights: dict[str, WeightSpec],
         formats: dict[str, WeightFormat],
         device: torch.device,
+        table_memory: TableMemory | None,
         progress: Any = None,
     ) -> None:
         self._stored = stored
         self._weights = weights
         self._formats = formats
         self._device = device
+        self._table_memory = table_memory
         self._progress = progress
         self._taken: Counter[str] = Counter()
 
@@ -130,13 +135,21 @@ class _Source:
             row.copy_(self._matrix(name, (FULL, FULL)))
         return LinearWeight(dense, format)
 
-    def engram_table(self, name: str, dtype: torch.dtype) -> HostEngramTable:
-        """``{name}.weight`` and its scales, left where they are and gathered by row."""
+    def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
+        """``{name}.weight`` and its scales, gathered by row: on the files, or in host memory.
+
+        Plain values stay on the files: no kernel gathers them.
+        """
         weight = f"{name}.weight"
         self._taken[weight] += 1
-        packed = self._formats[weight] is not WeightFormat.PLAIN
-        scales = self._host_array(scale_name(weight)) if packed else None
-        return HostEngramTable(self._host_array(weight), scales, dtype)
+        codes = self._host_array(weight)
+        if self._formats[weight] is WeightFormat.PLAIN:
+            return MappedEngramTable(codes, None, dtype)
+        scales = self._host_array(scale_name(weight))
+        if self._table_memory is None:
+            return MappedEngramTable(codes, scales, dtype)
+        stamp = self._stored.stamp(weight)
+        return self._table_memory.load(weight, codes, scales, dtype, stamp=stamp)
 
     def finish(self) -> None:
         """Close the progress bar, and assert that one rank took every weight exactly once."""
@@ -215,7 +228,8 @@ class CheckpointSource(_Source):
     Args:
         checkpoint: the files.
         config: what they must hold; draft and vision tensors are skipped.
-        device: where tensors go; n-gram tables stay where they are.
+        device: where tensors go, but for Engram tables.
+        table_memory: where Engram tables are copied to; None leaves them on the files.
         show_progress: a progress bar in bytes, on a terminal only.
 
     Raises:
@@ -228,6 +242,7 @@ class CheckpointSource(_Source):
         config: ModelConfig,
         *,
         device: torch.device = _CPU,
+        table_memory: TableMemory | None = None,
         show_progress: bool = True,
     ) -> None:
         contents = verify(checkpoint, config)
@@ -236,17 +251,10 @@ class CheckpointSource(_Source):
         unread = {n for n, spec in contents.weights.items() if spec.role in unread_roles}
         unread |= {scale_name(name) for name in unread}
         to_read = sum(entry.nbytes for entry in contents.used if entry.name not in unread)
-        progress = _progress_bar(to_read) if show_progress else None
-        super().__init__(checkpoint, contents.weights, contents.formats, device, progress)
-
-
-def _progress_bar(total: int) -> Any:
-    """A bar in bytes that shows on a terminal only; None where ``tqdm`` is not installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None)
+        progress = progress_bar(to_read, "Loading weights") if show_progress else None
+        super().__init__(
+            checkpoint, contents.weights, contents.formats, device, table_memory, progress
+        )
 
 
 class DummySource(_Source):
@@ -259,13 +267,21 @@ class DummySource(_Source):
         config: the model.
         seed: of all weights.
         device: where they are made.
+        table_memory: as for ``CheckpointSource``.
     """
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0, device: torch.device = _CPU) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        device: torch.device = _CPU,
+        table_memory: TableMemory | None = None,
+    ) -> None:
         weights = {n: s for n, s in model_weights(config).items() if s.part is Part.BACKBONE}
         formats = {name: spec.format for name, spec in weights.items()}
         stored = _RandomTensors(weights, seed, device)
-        super().__init__(stored, weights, formats, device)
+        super().__init__(stored, weights, formats, device, table_memory)
 
 
 class _RandomTensors:
@@ -293,3 +309,6 @@ class _RandomTensors:
 
     def describe(self, name: str) -> str:
         return f"dummy tensor {name}"
+
+    def stamp(self, name: str) -> str:
+        return f"{self._seed} {name} {self._owners[name].shape}"

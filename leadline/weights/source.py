@@ -13,10 +13,23 @@ FULL = slice(None)
 
 
 class EngramTable(Protocol):
-    """An n-gram table that stays packed where it lies and is gathered by row."""
+    """An n-gram table that stays packed where it lies and is gathered by row.
+
+    Attributes:
+        waits_for_host: whether the host gathers, so that no graph of a GPU can hold it.
+    """
+
+    @property
+    def waits_for_host(self) -> bool: ...
+
+    @property
+    def num_rows(self) -> int: ...
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]`` (exact)."""
+        """Rows ``[...]`` int64 -> dequantised values ``[..., engram_head_dim]``, where rows are.
+
+        They are exact. The host waits only for tables that the device cannot read.
+        """
         ...
 
 
@@ -53,5 +66,5 @@ class WeightSource(Protocol):
         ...
 
     def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
-        """``{name}.weight`` and ``.scale`` as a table that is never copied whole."""
+        """``{name}.weight`` and ``.scale`` as a table that no device holds."""
         ...

@@ -56,5 +56,6 @@ def test_tensors_are_as_large_as_the_layout_says(kv_cache_dtype: str, block_size
     """Invariant 7 of cache-and-scheduling."""
     config = preset("tiny-window128")
     layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size)
-    pool = CachePool(layout, num_pages=5, num_slots=3)
-    assert pool.num_bytes == 5 * layout.page_bytes + 3 * layout.slot_bytes
+    pool = CachePool(layout, num_pages=5, num_slots=3, step_rows=200)
+    slots = 3 * layout.slot_bytes + layout.staging_bytes(200)
+    assert pool.num_bytes == 5 * layout.page_bytes + slots

@@ -15,6 +15,16 @@ BAD = [
     ({"dtype": "fp16"}, "dtype is 'fp16'; choose one of auto, float32, bfloat16, float64"),
     ({"device": "tpu"}, "device is 'tpu'; choose one of auto, cpu, cuda"),
     ({"load_format": "gguf"}, "load_format is 'gguf'; choose one of auto, safetensors, dummy"),
+    ({"moe_activations": "fp4"}, "moe_activations is 'fp4'; choose one of mxfp8, fp8"),
+    (
+        {"moe_activations": "fp8", "quantize_activations": False},
+        "moe_activations is 'fp8', but quantize_activations is off",
+    ),
+    ({"engram_tables": "gpu"}, "engram_tables is 'gpu'; choose one of auto, memory, mmap"),
+    (
+        {"engram_tables": "mmap", "engram_shared_memory": "/dev/shm"},
+        "engram_shared_memory is '/dev/shm', but engram_tables 'mmap' copies nothing there",
+    ),
     ({"max_model_len": 1}, "max_model_len is 1; it must be an integer of at least 2"),
     ({"max_model_len": "8k"}, "max_model_len is '8k'; it must be an integer"),
     ({"seed": 1.5}, "seed is 1.5; it must be an integer"),

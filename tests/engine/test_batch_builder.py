@@ -48,15 +48,18 @@ def test_a_mixed_step_has_the_fields_of_the_contract() -> None:
     assert batch.page_table.tolist() == [[7, 9], [3, 0], [5, 0]]
     assert batch.hist.tolist() == [[1296, 1297, 1298], [-1, -1, -1], [-1, 50, 51]]
     assert batch.rows_upper.tolist() == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+    assert batch.req_of_upper.tolist() == [0, 1, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert batch.upper_off.tolist() == [0, 1, 5, 10]
     assert batch.sample_rows.tolist() == [0, 8, 9]
+    assert (batch.max_len, batch.max_rows) == (300, 7)
 
 
 def test_dtypes_are_those_of_the_contract() -> None:
     batch = BUILDER.build([group(make(5, slot=1, pages=[1]), 0, 5, 5, 1)])
-    wide = {"pos", "rows_upper", "sample_rows"}
-    for field in fields(batch):
-        expected = torch.int64 if field.name in wide else torch.int32
-        assert getattr(batch, field.name).dtype == expected, field.name
+    narrow, host = {"ids", "page_table", "hist"}, {"max_len", "max_rows"}
+    for name in {field.name for field in fields(batch)} - host:
+        expected = torch.int32 if name in narrow else torch.int64
+        assert getattr(batch, name).dtype == expected, name
 
 
 @pytest.mark.parametrize("start", range(5))

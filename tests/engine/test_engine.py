@@ -11,7 +11,7 @@ from torch import Tensor
 from leadline.core.errors import BadRequest, EngineOverloaded, LeadlineError
 from leadline.core.request import EngineRequest, FinishReason, Request, TokenOutput
 from leadline.engine.engine import Engine
-from leadline.engine.sampler import SampledToken, Sampler
+from leadline.engine.sampler import Draw, Sampler
 from tests.fakes import (
     EOS,
     FIRST_ID,
@@ -174,11 +174,11 @@ class FlakySampler(Sampler):
 
     has_failed = False
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Draw:
         if not self.has_failed:
             self.has_failed = True
             raise RuntimeError("no tokens today")
-        return super().sample(logits, requests)
+        return super().launch(logits, requests)
 
 
 @both_depths
@@ -348,9 +348,9 @@ class SeedRecorder(Sampler):
         super().__init__(EOS)
         self.seeds: dict[str, int] = {}
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Draw:
         self.seeds |= {live.request_id: live.seed for live in requests}
-        return super().sample(logits, requests)
+        return super().launch(logits, requests)
 
 
 def test_requests_without_a_seed_get_different_ones_and_those_with_one_keep_it() -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,16 +15,24 @@ from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.config.presets import preset
 from leadline.core.errors import BadRequest, CheckpointError, ConfigError
 from leadline.core.request import Constraint, FinishReason, TokenOutput
+from leadline.engine import launch
 from leadline.engine.engine import Engine
+from leadline.engine.forwards import GraphMode
 from leadline.engine.launch import (
     build_engine,
     cache_budget_bytes,
+    expert_row_scales,
+    obstacle_to_graphs,
     resolve_device,
     resolve_dtype,
+    resolve_graph_mode,
     resolve_max_model_len,
     resolve_policy,
+    resolve_table_memory,
 )
+from leadline.kernels.registry import REFERENCE
 from leadline.text.tokenizer import Tokenizer
+from leadline.weights.engram_tables import TableMemory
 from tests.fakes import request
 
 TINY = EngineConfig(
@@ -89,6 +99,44 @@ def test_the_chosen_kernels_run_its_steps_and_nothing_else(
 def test_kernels_of_another_dtype_are_refused() -> None:
     with pytest.raises(ConfigError, match="'numba' cannot run: it computes in"):
         build_engine(replace(TINY, kernel_backend="numba"))
+
+
+def test_the_form_of_moe_activations_reaches_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leadline.kernels import ops
+
+    original, seen = ops.routed_experts, []
+
+    def watched(*args: Any, row_scales: bool, **kwargs: Any) -> Any:
+        seen.append(row_scales)
+        return original(*args, row_scales=row_scales, **kwargs)
+
+    monkeypatch.setattr(ops, "routed_experts", watched)
+    for setting, row_scales in (("mxfp8", False), ("fp8", True)):
+        seen.clear()
+        generate(build_engine(replace(TINY, moe_activations=setting)), [[3, 4, 5]], 1)
+        assert set(seen) == {row_scales}
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "runs"),
+    [((8, 0), None, False), ((8, 9), None, True), ((9, 0), None, True), ((9, 4), "6.4", False)],
+    ids=str,
+)
+def test_fp8_experts_by_triton_want_fp8_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, runs: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "this GPU")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    config, gpu = replace(TINY, moe_activations="fp8"), torch.device("cuda")
+    kernels = Mock(backend_of={"routed_experts": "triton"})
+    if runs:
+        assert expert_row_scales(config, kernels, gpu)
+    else:
+        with pytest.raises(ConfigError, match="'fp8', but this GPU has no FP8 tensor cores"):
+            expert_row_scales(config, kernels, gpu)
+    assert expert_row_scales(config, REFERENCE, gpu)
+    assert not expert_row_scales(TINY, kernels, gpu)
 
 
 def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +227,34 @@ def test_a_cache_too_small_for_the_wanted_length_is_told_what_fits() -> None:
         build_engine(small)
 
 
+def test_graphs_are_all_where_nothing_is_in_the_way() -> None:
+    assert resolve_graph_mode("auto", None) is GraphMode.ALL
+    assert resolve_graph_mode("auto", "there is no GPU") is GraphMode.OFF
+    assert resolve_graph_mode("off", None) is GraphMode.OFF
+    assert resolve_graph_mode("decode", None) is GraphMode.DECODE
+
+
+def test_graphs_that_cannot_be_captured_are_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="cuda_graphs is 'all', but there is no GPU; set it to"):
+        build_engine(replace(TINY, cuda_graphs="all"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"debug_nonfinite": True}, "looks at every result"),
+        ({}, "no kernel of a GPU runs rms_norm,"),
+    ],
+    ids=str,
+)
+def test_what_is_in_the_way_of_graphs_on_a_gpu(settings: dict[str, Any], reason: str) -> None:
+    pytest.importorskip("triton")
+    config = replace(TINY, **settings)
+    obstacle = obstacle_to_graphs(config, torch.device("cuda"), REFERENCE, LAYOUT)
+    assert obstacle is not None
+    assert reason in obstacle
+
+
 def test_auto_dtype_follows_the_device() -> None:
     assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
     assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
@@ -211,3 +287,51 @@ def test_a_checkpoint_answers_within_a_grammar(random_tiny: Path) -> None:
 def test_a_preset_has_no_tokenizer_and_refuses_grammars() -> None:
     with pytest.raises(BadRequest, match="llguidance"):
         build_engine(TINY).add(replace(request("a", [5], 9), constraint=Constraint('start: "a"')))
+
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+TRITON = SimpleNamespace(backend_of={"gather_rows": "triton"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "kernels", "wanted"),
+    [
+        ({}, CPU, REFERENCE, None),
+        ({}, CUDA, REFERENCE, None),
+        ({}, CUDA, TRITON, TableMemory(CUDA)),
+        ({"engram_tables": "mmap"}, CUDA, TRITON, None),
+        ({"engram_tables": "memory"}, CPU, REFERENCE, TableMemory(CPU)),
+        ({"engram_shared_memory": "/x"}, CUDA, TRITON, TableMemory(CUDA, Path("/x"))),
+    ],
+    ids=["cpu", "gpu", "gpu with its kernels", "mmap", "memory", "shared"],
+)
+def test_tables_are_copied_for_those_who_read_the_copy(
+    settings: dict[str, str], device: torch.device, kernels: Any, wanted: TableMemory | None
+) -> None:
+    config = replace(TINY, **settings)  # type: ignore[arg-type]
+    found = resolve_table_memory(config, preset("tiny-window128"), device, kernels)
+    assert found == wanted
+
+
+def test_tables_larger_than_memory_stay_on_the_files_or_are_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launch, "available_bytes", lambda: 210 * 10**9)
+    official: Any = (preset("v4.1-flash"), CUDA, TRITON)
+    assert resolve_table_memory(TINY, *official) is None
+    assert "Engram tables take 188.8 GiB of host memory" in caplog.text
+    assert "195.6 GiB are free: they stay on the files" in caplog.text
+    with pytest.raises(ConfigError, match=r"at most 90% of these .*engram_tables to 'mmap'"):
+        resolve_table_memory(replace(TINY, engram_tables="memory"), *official)
+
+
+def test_answers_do_not_depend_on_where_tables_lie(tmp_path: Path) -> None:
+    prompt = random.Random(1).choices(range(3, 500), k=40)
+    configs = (
+        TINY,
+        replace(TINY, engram_tables="memory"),
+        replace(TINY, engram_shared_memory=str(tmp_path)),
+    )
+    answers = [generate(build_engine(config), [prompt], 5) for config in configs]
+    assert answers[0] == answers[1] == answers[2]
+    assert list(tmp_path.glob("*.table"))

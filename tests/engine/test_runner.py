@@ -11,6 +11,7 @@ from leadline.cache.sizing import CacheSize
 from leadline.core.request import Request, SamplingParams
 from leadline.engine import runner
 from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.forwards import Eager
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.runner import Runner
@@ -35,10 +36,11 @@ def run(
     groups: list[RowGroup], model: FakeModel | None = None, metrics: EngineMetrics | None = None
 ) -> list[GroupResult]:
     model = model or FakeModel(CacheSize(num_pages=8, num_slots=8, page_size=256))
-    rank = Runner(model, Sampler(EOS), BUILDER, metrics or EngineMetrics(), model.copy_slots)
+    forwards = Eager(model, BUILDER)
+    rank = Runner(model, Sampler(EOS), forwards, metrics or EngineMetrics(), model.copy_slots)
     step = rank.launch(StepPlan(groups), None)
     rank.sample(step)
-    return step.results()
+    return rank.results(step)
 
 
 def test_each_group_gets_what_it_asked_for() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.steps import Sequence, Stepper, make_stepper
+from leadline.models.batch import forward
+from tests.steps import Sequence, Stepper, make_stepper, trimmed
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
@@ -77,12 +77,9 @@ def test_trimmed_upper_rows_equal_clipped_ones(chunks: list[int]) -> None:
             batch = stepper.batch([(sequence, n)])
             inside = (batch.pos >= floor).nonzero().squeeze(1)
             if trim:
-                batch = dataclasses.replace(batch, rows_upper=inside)
+                batch = trimmed(batch, inside)
             with torch.inference_mode():
-                state = stepper.model.lower(batch)
-                if trim and not len(inside):
-                    continue
-                hidden = stepper.model.upper(state, batch)
+                hidden = forward(stepper.model, batch)
                 kept.append(stepper.model.logits(hidden if trim else hidden[inside]))
         kept.append(stepper.step([(extend(sequence), 1)])[0])  # a decode row reads what was left
         return torch.cat(kept)

@@ -243,9 +243,10 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
     tokens = cases["p130.input_ids"].tolist()
     with torch.inference_mode():
         batch = stepper.batch([(stepper.start(tokens), 130)])
-        step = model._lower_step(batch)
-        state = model.lower(batch)
-        assert state.ngrams is not None
+        step = model._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
+        model.lower(batch)
+        assert model.prefetch is not None
+        ngrams = model.prefetch.start(batch)
         if layer == 0:
             x = model.embed[batch.ids].unsqueeze(1).expand(-1, 4, -1)
             carry = torch.tensor([1.0, 0, 0, 0]).expand(130, -1)
@@ -258,9 +259,9 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
         if source is not None and source != layer:
             restore_source(stepper, layer, chosen, cases)
         record_outputs(block, seen)
-        streams, u, window = block.begin(Streams(x, carry), state.ngrams, step, stepper.pool)
+        streams, u = block.begin(Streams(x, carry), ngrams, step, stepper.pool)
         assert torch.equal(u, cases[f"p130.bf16.attn_in.{layer}"])
-        out = block.finish(streams, u, window, step, stepper.pool, chosen)
+        out = block.finish(streams, u, step, stepper.pool, chosen)
     for name in (f"attn.{layer}", f"ffn.{layer}"):
         got, want = seen[name].float(), cases[f"p130.bf16.{name}"].float()
         assert (got - want).norm() / want.norm() < 2e-3, name

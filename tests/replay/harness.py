@@ -18,10 +18,12 @@ from leadline.cache.replay import ReplayPolicy
 from leadline.cache.sizing import CacheSize
 from leadline.config.engine import SchedulerConfig
 from leadline.core.request import EngineRequest, FinishReason, SamplingParams
+from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
+from leadline.engine.forwards import Capture, GraphLimits, GraphMode, Graphs
 from leadline.engine.sampler import Sampler
 from leadline.models.deepseek_v41.model import DeepseekV41
-from tests.steps import Stepper, make_stepper
+from tests.steps import STEP_ROWS, Stepper, make_stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXACT = functools.partial(torch.testing.assert_close, rtol=0.0, atol=1e-12)
@@ -44,7 +46,9 @@ def tiny_model(
 def stepper_of(model: DeepseekV41, *, num_pages: int = 64) -> Stepper:
     """The model with an empty cache and no engine."""
     layout = cache_layout(model.config, block_size=PAGE)
-    pool = CachePool(layout, num_pages=num_pages, num_slots=16, wide=model.wide)
+    pool = CachePool(
+        layout, num_pages=num_pages, num_slots=16, step_rows=STEP_ROWS, wide=model.wide
+    )
     model.bind_cache(pool)
     return Stepper(model.config, model, pool, torch.device("cpu"))
 
@@ -93,6 +97,7 @@ class Service:
         num_pages: that requests can hold.
         num_seqs: requests that run at once.
         num_snapshots: 0 where no hit needs one.
+        capture: what stands for a graph launches the same again, on the same memory.
     """
 
     def __init__(
@@ -111,8 +116,12 @@ class Service:
         kv_cache_dtype: str = "auto",
         asynchronous: bool = False,
         max_num_batched_tokens: int = 2048,
+        max_model_len: int | None = None,
+        graphs: GraphMode = GraphMode.OFF,
+        capture: Capture = lambda run: run,
     ) -> None:
         config = model.config
+        max_model_len = max_model_len or config.max_position_embeddings
         layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=page_size)
         self.size = CacheSize(num_pages + 1, num_seqs + 1, page_size, 0 if lower else num_snapshots)
         self.model = model
@@ -120,11 +129,25 @@ class Service:
             layout,
             num_pages=self.size.num_pages,
             num_slots=self.size.num_slot_rows,
+            step_rows=max_num_batched_tokens,
             wide=model.wide,
         )
         self.cache = CacheManager(
             self.size, enable_prefix_caching=caching, needs_snapshot=not lower
         )
+        num_history = config.engram_max_ngram_size - 1
+        forwards: Graphs | None = None
+        if graphs is not GraphMode.OFF:
+            model.bind_cache(self.pool)
+            forwards = Graphs(
+                model,
+                BatchBuilder(num_history=num_history, device=torch.device("cpu")),
+                capture,
+                graphs,
+                GraphLimits(num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size),
+                self.size,
+            )
+            forwards.capture()
         self.engine = Engine(
             model,
             Sampler(config.eos_token_id),
@@ -143,8 +166,9 @@ class Service:
             ),
             vocab_size=config.vocab_size,
             eos_token_id=config.eos_token_id,
-            max_model_len=config.max_position_embeddings,
-            num_history=config.engram_max_ngram_size - 1,
+            max_model_len=max_model_len,
+            num_history=num_history,
+            graphs=forwards,
             asynchronous=asynchronous,
             checks_integrity=True,
         )

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from leadline.models.common.rows import Rows, WindowPlan
+from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.deepseek_v41 import model as model_module
 from leadline.models.deepseek_v41.model import DeepseekV41
 from tests.replay.harness import PAGE, stepper_of
 
 
-def masked_window(rows: Rows, floor: Tensor, *, window: int, ring: int) -> WindowPlan:
-    """``plan_window`` for steps that hold every visible row: a mask ``[r, r]``, no history."""
+def masked_window(
+    rows: Rows, floor: Tensor, stored: Tensor, *, window: int, **geometry: Any
+) -> WindowPlan:
+    """``plan_window`` for steps that hold every visible row: what is read is a mask ``[r, r]``."""
+    plan = plan_window(rows, floor, stored, window=window, **geometry)
     query, key = rows.pos.unsqueeze(1), rows.pos.unsqueeze(0)
     group = rows.req_of_row
     mask = (key <= query) & (key > query - window) & (key >= floor[group].unsqueeze(1))
     mask &= group.unsqueeze(1) == group.unsqueeze(0)
+    address = plan.outer * geometry["ring"] + plan.inner
     index = torch.full((len(rows.pos), window), -1)
     for row, visible in enumerate(mask):
-        keys = visible.nonzero().squeeze(1)
+        keys = address[visible]
         index[row, : len(keys)] = keys
-    kept = (rows.pos >= rows.seq_len[group] - ring).nonzero().squeeze(1)
-    nothing = torch.empty(0, dtype=torch.int64)
-    return WindowPlan(
-        history_slot=nothing,
-        history_row=nothing,
-        index=index,
-        width=rows.seq_len[group].clamp(max=window),
-        commit=kept,
-        commit_slot=rows.slot[group[kept]],
-        commit_row=rows.pos[kept] % ring,
-    )
+    return dataclasses.replace(plan, index=index)
 
 
 def replay_logprobs(

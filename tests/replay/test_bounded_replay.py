@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 
 import pytest
@@ -13,7 +12,7 @@ from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.plan import RowGroup, RowKind
 from leadline.kernels.packed import RecordField
-from leadline.models.batch import ForwardBatch
+from leadline.models.batch import ForwardBatch, forward
 from leadline.models.deepseek_v41.attention import Indexer, Selection, StepRows
 from tests.replay.harness import (
     EXACT,
@@ -30,7 +29,7 @@ from tests.replay.harness import (
     tokens_of,
 )
 from tests.replay.reference import replay_logprobs
-from tests.steps import Sequence, Stepper
+from tests.steps import Sequence, Stepper, trimmed
 
 # (H, E): whole prompts found; tails of one row, shorter than a window, as long, longer.
 HITS = [(16, 16), (48, 48), (16, 17), (48, 51), (80, 87), (80, 88), (48, 57), (80, 120)]
@@ -221,7 +220,8 @@ def test_22_an_odd_hit_does_not_depend_on_chunks(chunk: int) -> None:
 @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
 def test_23_replayed_rows_have_the_ngrams_of_a_cold_run(image: bool) -> None:
     model = tiny_model()
-    assert model.engram_hash is not None
+    assert model.prefetch is not None
+    hashing = model.prefetch.hash
     tokens = tokens_of(40, seed=2)
     if image:
         tokens[1] = tokens[17] = tokens[18] = model.config.image_token_id
@@ -232,7 +232,7 @@ def test_23_replayed_rows_have_the_ngrams_of_a_cold_run(image: bool) -> None:
     def rows(start: int) -> tuple[Tensor, Tensor]:
         request.cached = min(40, start + WINDOW) if start else 0
         group = RowGroup(request, RowKind.PREFILL, start, 40 - start, 40 - start, 1)
-        return model.engram_hash.rows(builder.build([group]))  # type: ignore[union-attr]
+        return hashing.rows(builder.build([group]))
 
     cold, cold_live = rows(0)
     for start in range(40):
@@ -369,7 +369,7 @@ def test_31_upper_rows_have_selections_and_candidates_of_their_own(tagged: Tagge
         if trim:
             batch = without_rows_below_the_floor(batch)
         with torch.inference_mode():
-            stepper.model.upper(stepper.model.lower(batch), batch)
+            forward(stepper.model, batch)
         found = Tagged()
         found.entries, found.candidates = tagged.entries, tagged.candidates
         return found
@@ -385,5 +385,5 @@ def test_31_upper_rows_have_selections_and_candidates_of_their_own(tagged: Tagge
 
 
 def without_rows_below_the_floor(batch: ForwardBatch) -> ForwardBatch:
-    kept = batch.pos >= batch.floor_up[batch.req_of_row.long()]
-    return dataclasses.replace(batch, rows_upper=kept.nonzero().squeeze(1))
+    kept = batch.pos >= batch.floor_up[batch.req_of_row]
+    return trimmed(batch, kept.nonzero().squeeze(1))

@@ -57,9 +57,8 @@ class RowCounts:
         return found[0], found[1]
 
 
-def begin_idle(block: Block, streams: Streams, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = torch.zeros(len(streams.before), block.attn_norm.shape[0])
-    return streams.before, nothing, nothing
+def begin_idle(block: Block, streams: Streams, *_: Any) -> tuple[Tensor, Tensor]:
+    return streams.before, torch.zeros(len(streams.before), block.attn_norm.shape[0])
 
 
 def finish_idle(block: Block, x: Tensor, *_: Any) -> Streams:

@@ -20,6 +20,7 @@ from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import PackedWeight, WeightFormat
 from leadline.tools.random_checkpoint import write_random_checkpoint
 from leadline.weights.checkpoint import Checkpoint
+from leadline.weights.engram_tables import MappedEngramTable, MemoryEngramTable, TableMemory
 from leadline.weights.formats import decode, scale_name
 from leadline.weights.load import CheckpointSource, DummySource
 from leadline.weights.names import Part, Role, model_weights
@@ -114,6 +115,39 @@ def test_on_a_gpu_weights_are_read_and_made_there(folder: Path) -> None:
     made.finish()
 
 
+def test_tables_copied_to_memory_give_the_rows_of_the_files(folder: Path, tmp_path: Path) -> None:
+    memory = TableMemory(torch.device("cpu"), tmp_path)
+    config = load_model_config(folder)
+    copied = CheckpointSource(Checkpoint(folder), config, table_memory=memory)
+    dummy = DummySource(config, table_memory=memory)
+    for layer in config.engram_layer_ids:
+        name = f"layers.{layer}.engram.embed"
+        rows = torch.randint(0, min(config.engram_num_embeddings), (40, 6))
+        wanted = open_source(folder).engram_table(name, torch.float32).gather(rows)
+        for source in (copied, dummy):
+            table = source.engram_table(name, torch.float32)
+            assert isinstance(table, MemoryEngramTable)
+            assert torch.equal(table.gather(rows), wanted)
+    assert len(list(tmp_path.glob("*.table"))) == 2 * len(config.engram_layer_ids)
+
+
+def test_plain_tables_stay_on_the_files(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "plain", CONFIG, plain=True)
+    checkpoint, memory = Checkpoint(tmp_path / "plain"), TableMemory(torch.device("cpu"))
+    source = CheckpointSource(checkpoint, CONFIG, table_memory=memory)
+    table = source.engram_table(f"layers.{CONFIG.engram_layer_ids[0]}.engram.embed", torch.float32)
+    assert isinstance(table, MappedEngramTable)
+
+
+def test_a_checkpoint_that_was_written_again_has_other_stamps(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        write_random_checkpoint(tmp_path / folder, CONFIG)
+    first, second = (Checkpoint(tmp_path / folder) for folder in ("first", "second"))
+    stamps = {checkpoint.stamp(name) for checkpoint in (first, second) for name in first.entries}
+    assert len(stamps) == 2 * len(first.entries)
+    assert Checkpoint(tmp_path / "first").stamp("norm.weight") == first.stamp("norm.weight")
+
+
 def test_a_plain_checkpoint_gives_plain_weights(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "plain", CONFIG, plain=True)
     source = open_source(tmp_path / "plain")
@@ -200,11 +234,11 @@ def test_progress_counts_every_byte_but_those_of_tables(
 ) -> None:
     bars: list[Bar] = []
 
-    def make(total: int) -> Bar:
+    def make(total: int, _: str) -> Bar:
         bars.append(Bar(total))
         return bars[0]
 
-    monkeypatch.setattr(leadline.weights.load, "_progress_bar", make)
+    monkeypatch.setattr(leadline.weights.load, "progress_bar", make)
     source = CheckpointSource(Checkpoint(folder), CONFIG)
     take_all(source, CONFIG)
     source.finish()

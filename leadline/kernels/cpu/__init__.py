@@ -20,6 +20,7 @@ from leadline.kernels.cpu import (
     rope,
     router,
     sampling,
+    window,
 )
 
 IMPLEMENTATIONS = {
@@ -49,5 +50,6 @@ IMPLEMENTATIONS = {
         experts.shared_expert,
         engram.engram_inject,
         sampling.logprobs,
+        window.plan_window,
     )
 }

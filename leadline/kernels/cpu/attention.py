@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels.cpu.formats import CODE_OF, decode_row
@@ -47,7 +48,7 @@ def sparse_attention(
 ) -> Tensor:
     """Row by row: gather and unpack the keys once for all heads, then a softmax of each head.
 
-    Rows of the window belong to many queries, so they are unpacked before.
+    Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
     values, scales, record = _NO_PAGES, _NO_PAGES, 0
     if kv is not None and selected is not None:
@@ -69,14 +70,15 @@ def sparse_attention(
         values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
     else:
         selected = window_index[:, :0]
-    window_rows = unpack_rows(window.values, window.scales, window.record, torch.float32)
+    seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
+    found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
     out = np.empty(q.shape, np.float32)
     _attend(
         q,
         cos,
         sin,
-        window_rows.flatten(0, 1),
-        window_index,
+        unpack_rows(*found, window.record, torch.float32),
+        place,
         values,
         scales,
         record,
@@ -87,6 +89,28 @@ def sparse_attention(
         out,
     )
     return torch.from_numpy(out)
+
+
+def _seen_rows(index: Tensor, num_rows: int) -> tuple[Tensor, NDArray[np.int64]]:
+    """Rows that an index names, each once, and the index into these; -1 stays -1."""
+    seen, place = np.empty(index.numel(), np.int64), np.empty(index.shape, np.int64)
+    count = np.zeros(1, np.int64)
+    _list_seen(index, np.full(num_rows, -1), seen, place, count)
+    return torch.from_numpy(seen[: count[0]]), place
+
+
+@kernel
+def _list_seen(index: I2, place_of: I1, seen: I1, place: I2, count: I1) -> None:
+    for r in range(index.shape[0]):
+        for j in range(index.shape[1]):
+            row = index[r, j]
+            place[r, j] = -1
+            if row >= 0:
+                if place_of[row] < 0:
+                    place_of[row] = count[0]
+                    seen[count[0]] = row
+                    count[0] += 1
+                place[r, j] = place_of[row]
 
 
 @inline_sums

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import clamp, round_trip_fp8_row
-from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, in_float32, inline_sums, kernel
+from leadline.kernels.cpu.formats import clamp, round_trip_fp8
+from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, Whole, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
-from leadline.kernels.cpu.quant import round_trip_fp8_32
+from leadline.kernels.cpu.quant import round_trip_fp8_32, round_trip_fp8_row
 from leadline.kernels.packed import Weight
 from leadline.kernels.reference import experts
 
@@ -22,18 +22,18 @@ def _swiglu_row(
     gate_up: F1,
     weight: Real,
     limit: Real,
-    quantizes: bool,
+    block: Whole,
     out: F1,
 ) -> None:
-    """Clamped SwiGLU times ``weight``, then rounded to MXFP8 if asked for."""
+    """Clamped SwiGLU times ``weight``, rounded to E4M3 by blocks of so many channels if any."""
     width, one = out.shape[0], np.float32(1)
     for i in range(width):
         gate = gate_up[i]
         gate = limit if gate > limit else gate
         silu = gate / (one + math.exp(-gate))
         out[i] = silu * clamp(gate_up[width + i], limit) * weight
-    if quantizes:
-        round_trip_fp8_row(out, out)
+    if block:
+        round_trip_fp8(out, block, out)
 
 
 _BLOCK = 4
@@ -65,14 +65,14 @@ def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor
     """Products by torch, SwiGLU and the rounding behind it in one pass."""
     gate_up = linear(x, w13)
     hidden = np.empty((x.shape[0], gate_up.shape[1] // 2), np.float32)
-    _swiglu(gate_up, limit, w2.quantizes_input, hidden)
+    _swiglu(gate_up, limit, 32 if w2.quantizes_input else 0, hidden)
     return F.linear(torch.from_numpy(hidden), w2.dense)
 
 
 @kernel
-def _swiglu(gate_up: F2, limit: float, quantizes: bool, out: F2) -> None:
+def _swiglu(gate_up: F2, limit: float, block: int, out: F2) -> None:
     for r in range(out.shape[0]):
-        _swiglu_row(gate_up[r], np.float32(1), limit, quantizes, out[r])
+        _swiglu_row(gate_up[r], np.float32(1), limit, block, out[r])
 
 
 @in_float32(experts.routed_experts)
@@ -84,20 +84,23 @@ def routed_experts(
     w2: Weight,
     *,
     limit: float,
+    row_scales: bool = False,
     shared: Tensor | None = None,
 ) -> Tensor:
     """Expert by expert, so that one expert's weights are read once for all of its rows."""
     if w13.quantizes_input:
-        x = round_trip_fp8_32(x)
+        x = round_trip_fp8_row(x) if row_scales else round_trip_fp8_32(x)
+    block = w2.shape[2] if row_scales else 32
+    block = block if w2.quantizes_input else 0
     out = np.zeros(x.shape, np.float32)
-    _routed_experts(x, ids, weights, w13.dense, w2.dense, limit, w2.quantizes_input, out)
+    _routed_experts(x, ids, weights, w13.dense, w2.dense, limit, block, out)
     total = torch.from_numpy(out)
     return total if shared is None else total + shared
 
 
 @kernel
 def _routed_experts(
-    x: F2, ids: I2, weights: F2, w13: F3, w2: F3, limit: float, quantizes: bool, out: F2
+    x: F2, ids: I2, weights: F2, w13: F3, w2: F3, limit: float, block: int, out: F2
 ) -> None:
     num_rows, per_row = ids.shape
     num_experts, twice, width = w13.shape
@@ -132,7 +135,7 @@ def _routed_experts(
             _product(inputs[:count], w13[e], gate_up)
             for b in range(count):
                 # The weight counts before the rounding (v41-model 5.3).
-                _swiglu_row(gate_up[b], weight_of[b], limit, quantizes, hidden[b])
+                _swiglu_row(gate_up[b], weight_of[b], limit, block, hidden[b])
             _product(hidden[:count], w2[e], outputs)
             for b in range(count):
                 for i in range(width):

@@ -102,12 +102,12 @@ def encode_e2m1(x: Real) -> Whole:
 
 
 @inline
-def round_trip_fp8_row(x: F1, out: F1) -> None:
-    """Quantise a row to MXFP8 and back."""
-    assert x.shape[0] % 32 == 0  # torch would refuse; here it would be somebody else's memory
-    for start in range(0, x.shape[0], 32):
-        scale = power_of_two_scale(largest(x, start, start + 32), _E4M3_FLOOR, _BY_E4M3_MAX)
-        for i in range(start, start + 32):
+def round_trip_fp8(x: F1, block: Whole, out: F1) -> None:
+    """Quantise a row to E4M3 with a power of two for each block of channels, and back."""
+    assert x.shape[0] % block == 0  # torch would refuse; here it would be somebody else's memory
+    for start in range(0, x.shape[0], block):
+        scale = power_of_two_scale(largest(x, start, start + block), _E4M3_FLOOR, _BY_E4M3_MAX)
+        for i in range(start, start + block):
             out[i] = round_e4m3(clamp(x[i] / scale, _E4M3_MAX)) * scale
 
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leadline.kernels import debug
 from leadline.kernels.cpu.formats import CODE_OF, bits_of, decode_row
 from leadline.kernels.cpu.jit import (
     F2,
@@ -59,6 +60,8 @@ def index_logits(
             exact_rounding=exact_rounding,
         )
     scores = np.empty((q.shape[0], num_entries), np.float32)
+    if debug.switch.enabled:
+        scores.fill(-np.inf)
     _index_logits(
         q,
         weights,
@@ -110,8 +113,6 @@ def _index_logits(
         unpacked = max(unpacked, visible[r])
         for j in range(visible[r]):
             scores[r, j] = _score(q[r], weights[r], keys[j])
-        for j in range(visible[r], scores.shape[1]):
-            scores[r, j] = -np.inf
 
 
 @in_float32(indexer.candidate_logits)
@@ -224,24 +225,25 @@ def _mark_top_k(ordered: NDArray[np.int32], k: Whole, chosen: NDArray[np.bool_])
 
 
 @in_float32(indexer.select_top_k)
-def select_top_k(scores: Tensor, k: int) -> Tensor:
+def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tensor:
     """The k-th best value first, then the positions above it."""
-    width = min(k, scores.shape[1])
-    selected = np.empty((scores.shape[0], width), np.int64)
-    _select_top_k(scores, k, selected)
+    rows, entries = scores.shape
+    selected = np.empty((rows, min(k, entries)), np.int64)
+    counts = np.full(rows, entries) if visible is None else visible
+    _select_top_k(scores, counts, k, selected)
     return torch.from_numpy(selected)
 
 
 @kernel
-def _select_top_k(scores: F2, k: int, selected: I2) -> None:
+def _select_top_k(scores: F2, counts: I1, k: int, selected: I2) -> None:
     rows, entries = scores.shape
     ordered, chosen = np.empty(entries, np.int32), np.empty(entries, np.bool_)
     for r in range(rows):
-        for j in range(entries):
+        for j in range(counts[r]):
             ordered[j] = _ordered(scores[r, j])
-        _mark_top_k(ordered, k, chosen)
+        _mark_top_k(ordered[: counts[r]], k, chosen)
         place = 0
-        for j in range(entries):
+        for j in range(counts[r]):
             if chosen[j]:
                 selected[r, place] = j
                 place += 1
@@ -268,7 +270,7 @@ def select_candidate_blocks(
 def _best_of_blocks(scores: F2, visible: I1, block_size: int, best: F2) -> None:
     for r in range(scores.shape[0]):
         best[r] = -np.inf
-        for j in range(scores.shape[1]):
+        for j in range(visible[r]):
             if scores[r, j] > best[r, j // block_size]:  # NaN never is
                 best[r, j // block_size] = scores[r, j]
         if visible[r] > 0:

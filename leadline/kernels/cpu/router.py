@@ -9,23 +9,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, I2, in_float32, kernel
+from leadline.kernels.cpu.jit import F1, F2, I1, I2, in_float32, kernel
 from leadline.kernels.reference import router
 
 
 @in_float32(router.route)
 def route(
-    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    req_of_row: Tensor | None = None,
+    *,
+    num_experts_per_tok: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The product is torch's, everything behind it one pass."""
     ids = np.empty((x.shape[0], num_experts_per_tok), np.int64)
     weights = np.empty(ids.shape, np.float32)
-    _route(F.linear(x, gate), bias, scale, ids, weights)
+    groups = np.zeros(len(ids), np.int64) if req_of_row is None else req_of_row
+    _route(F.linear(x, gate), bias, groups, scale, ids, weights)
     return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
 @kernel
-def _route(scores: F2, bias: F1, scale: float, ids: I2, weights: F2) -> None:
+def _route(scores: F2, bias: F1, req_of_row: I1, scale: float, ids: I2, weights: F2) -> None:
     rows, experts = scores.shape
     k = ids.shape[1]
     taken = np.empty(experts, np.bool_)
@@ -46,7 +53,8 @@ def _route(scores: F2, bias: F1, scale: float, ids: I2, weights: F2) -> None:
         total, place = np.float32(1e-20), 0
         for e in range(experts):  # ascending: the order in which outputs are summed
             if taken[e]:
-                ids[r, place], weights[r, place] = e, scores[r, e]
+                ids[r, place] = e if req_of_row[r] >= 0 else -1
+                weights[r, place] = scores[r, e]
                 total += scores[r, e]
                 place += 1
         for j in range(k):

@@ -10,7 +10,7 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.indexer import entry_address
-from leadline.kernels.reference.kv_store import load_rows, unpack_rows
+from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rotate
 
 _SOFTMAX_BLOCK = 64
@@ -35,12 +35,14 @@ def sparse_attention(
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
     step = rows_per_block(slots * q.shape[2], q.device)
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
-    window_rows = unpack_rows(window.values, window.scales, window.record, q.dtype).flatten(0, 1)
+    # Rows of the window belong to many queries, so those that any of them sees are unpacked before.
+    ring = window.values.shape[1]
+    seen, place = window_index.clamp(min=0).unique(return_inverse=True)
+    window_rows = load_rows(window, seen // ring, seen % ring, q.dtype)
     outputs = []
     for start in range(0, q.shape[0], step):
         rows = slice(start, start + step)
-        index = window_index[rows]
-        keys, valid = F.embedding(index.clamp(min=0), window_rows), index >= 0
+        keys, valid = F.embedding(place[rows], window_rows), window_index[rows] >= 0
         if kv is not None and selected is not None:
             chosen = selected[rows]
             address = entry_address(
@@ -49,7 +51,7 @@ def sparse_attention(
             keys = torch.cat((keys, load_rows(kv, *address, q.dtype)), dim=1)
             valid = torch.cat((valid, chosen >= 0), dim=1)
             if core is _blocked_softmax:
-                keys, valid = _close_gap(keys, valid, window_width[rows], index.shape[1])
+                keys, valid = _close_gap(keys, valid, window_width[rows], place.shape[1])
         # Places without a key were read from somewhere: what lies there may be anything, and a
         # weight of 0 does not hide a NaN.
         keys.masked_fill_(~valid.unsqueeze(2), 0)

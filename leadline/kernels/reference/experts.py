@@ -9,7 +9,7 @@ from torch import Tensor
 from leadline.kernels.packed import Weight
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.linear import linear
-from leadline.kernels.reference.quant import round_trip_fp8_32
+from leadline.kernels.reference.quant import round_trip_fp8_32, round_trip_fp8_row
 
 
 def swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
@@ -32,6 +32,7 @@ def routed_experts(
     w2: Weight,
     *,
     limit: float,
+    row_scales: bool = False,
     shared: Tensor | None = None,
 ) -> Tensor:
     """One GEMM per expert that has rows; everything else runs over all pairs at once."""
@@ -39,14 +40,15 @@ def routed_experts(
     sorted_experts, by_expert = experts.flatten().sort(stable=True)
     used, rows = sorted_experts.unique_consecutive(return_counts=True)
     counts = dict(zip(used.tolist(), rows.tolist(), strict=True))
+    round_trip = round_trip_fp8_row if row_scales else round_trip_fp8_32
     if w13.quantizes_input:
-        x = round_trip_fp8_32(x)
+        x = round_trip(x)
     pairs = x[by_expert // per_row]
     hidden = swiglu(_grouped(pairs, w13.dense, counts), limit=limit)
     # The weight counts before the rounding and the quantiser of w2's input (v41-model 5.3).
     hidden = (hidden * weights.flatten()[by_expert].unsqueeze(-1)).to(x.dtype)
     if w2.quantizes_input:
-        hidden = round_trip_fp8_32(hidden)
+        hidden = round_trip(hidden)
     outputs = torch.empty_like(pairs)
     outputs[by_expert] = _grouped(hidden, w2.dense, counts)
     # Where the id is -1 the last expert was multiplied with: that is nobody's output.

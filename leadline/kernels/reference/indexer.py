@@ -54,7 +54,7 @@ def index_logits(
         for part in rows.split(step, dim=1):
             dot = (widen(q[part]).flatten(1, 2) @ key).unflatten(1, (part.shape[1], -1))
             scores[part] = _sum_heads(dot, weights[part], exact_rounding=exact_rounding)
-    return scores.masked_fill_(span >= visible.unsqueeze(1), -torch.inf)
+    return _hide(scores, visible)
 
 
 def candidate_logits(
@@ -116,15 +116,23 @@ def top_k_mask(scores: Tensor, k: int) -> Tensor:
     return above | (ties & (from_the_end <= k - above.sum(-1, keepdim=True)))
 
 
-def select_top_k(scores: Tensor, k: int) -> Tensor:
+def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tensor:
     """Ascending positions, -1 behind them."""
     width = min(k, scores.shape[1])
+    if visible is not None:
+        scores = _hide(scores, visible)
     chosen = top_k_mask(scores, k)
     rows, positions = chosen.nonzero(as_tuple=True)
     place = chosen.cumsum(-1)[rows, positions] - 1
     selected = positions.new_full((scores.shape[0], width), -1)
     selected[rows, place] = positions
     return selected
+
+
+def _hide(scores: Tensor, visible: Tensor) -> Tensor:
+    """-inf from each row's ``visible`` on."""
+    place = torch.arange(scores.shape[1], device=scores.device)
+    return scores.masked_fill(place >= visible.unsqueeze(1), -torch.inf)
 
 
 def select_candidate_blocks(
@@ -134,7 +142,7 @@ def select_candidate_blocks(
     num_rows, num_entries = scores.shape
     num_blocks = -(-num_entries // block_size)
     padded = scores.new_full((num_rows, num_blocks * block_size), -torch.inf)
-    padded[:, :num_entries] = torch.where(scores.isnan(), -torch.inf, scores)
+    padded[:, :num_entries] = _hide(torch.where(scores.isnan(), -torch.inf, scores), visible)
     best = padded.unflatten(1, (num_blocks, block_size)).amax(-1)
     newest = (visible - 1) // block_size  # -1, which is no block, where nothing is visible
     pinned = torch.arange(num_blocks, device=scores.device) == newest.unsqueeze(1)

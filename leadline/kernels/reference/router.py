@@ -10,7 +10,13 @@ from leadline.kernels.reference.accumulate import widen
 
 
 def route(
-    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    req_of_row: Tensor | None = None,
+    *,
+    num_experts_per_tok: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The bias decides who is picked, never how much they count."""
     wide = widen(x)
@@ -22,4 +28,6 @@ def route(
     weights = scores.gather(-1, experts)
     if num_experts_per_tok > 1:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    if req_of_row is not None:
+        experts = experts.masked_fill(req_of_row.unsqueeze(1) < 0, -1)
     return experts, weights * scale

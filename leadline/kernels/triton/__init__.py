@@ -41,6 +41,8 @@ IMPLEMENTATIONS = {
         grouped_linear.output_projection,
         window.norm_query_store_window,
         window.norm_rotate_store,
+        window.plan_window,
+        window.commit_window,
         compressor.store_entries,
         compressor.store_index_keys,
         indexer.prepare_index_query,

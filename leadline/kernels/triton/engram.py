@@ -12,6 +12,7 @@ from leadline.kernels.triton.launch import await_previous, overlapped
 
 _FEW_TOKENS = 128  # below, a program takes all of a stream at once; above, some tokens' chunks
 _SORTED_FROM = 12288  # rows of a host table from which shared translations pay for a sort
+_HOST_PROGRAMS = 32  # enough to keep the bus busy; most of the GPU computes meanwhile
 
 
 def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
@@ -75,13 +76,38 @@ def _hash(
 
 
 def gather_rows(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+    """``gather``: of a host's table by a bounded number of programs, and many rows in order."""
+    if codes.device.type == rows.device.type:
+        return gather(codes, scales, rows)
+    is_sorted = rows.numel() >= _SORTED_FROM
+    return gather(codes, scales, rows, is_sorted=is_sorted, max_programs=_HOST_PROGRAMS)
+
+
+def gather(
+    codes: Tensor,
+    scales: Tensor,
+    rows: Tensor,
+    *,
+    is_sorted: bool = False,
+    max_programs: int | None = None,
+) -> Tensor:
     """16 bytes a thread, straight from where the table lies.
 
     That is the device, or page-locked host memory: Triton asks the driver for the address at which
     the device reaches a tensor's memory, and pinned tensors have one, as has any memory of a
     process (a NumPy array, shared memory) after ``cudaHostRegister``. The kernel then reads over
-    the bus. Many rows of a host table are read in ascending order, so that rows of one page of
-    memory share its translation.
+    the bus.
+
+    Args:
+        codes: as for the op; rows may lie apart.
+        scales: likewise.
+        rows: likewise.
+        is_sorted: read them in ascending order, so that rows of one page of memory share the
+            translation of its address.
+        max_programs: programs of the launch at most; None is one for each block of rows.
+
+    Returns:
+        As the op.
     """
     width = codes.shape[1]
     out = torch.empty(*rows.shape, width, dtype=torch.bfloat16, device=rows.device)
@@ -89,18 +115,20 @@ def gather_rows(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
     count = len(wanted)
     if not count:
         return out
-    is_sorted = codes.device.type != rows.device.type and count >= _SORTED_FROM
     order = wanted
-    if is_sorted:
-        wanted, order = wanted.sort()
+    if is_sorted:  # by 32 bits, which is half of the work; no table has 2^31 rows
+        wanted, order = wanted.int().sort()
     block_rows = 8 if count < _SORTED_FROM else 32
-    _gather[(triton.cdiv(count, block_rows),)](
+    blocks = triton.cdiv(count, block_rows)
+    _gather[(min(blocks, max_programs or blocks),)](
         codes,
         scales,
         wanted,
         order,
         out,
         count,
+        CODE_STRIDE=codes.stride(0),
+        SCALE_STRIDE=scales.stride(0),
         WIDTH=width,
         BLOCK_ROWS=block_rows,
         SORTED=is_sorted,
@@ -118,25 +146,30 @@ def _gather(
     order,
     out,
     count,
+    CODE_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     SORTED: tl.constexpr,
 ):
     await_previous()
-    place = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    inside = place < count
-    row = tl.load(rows + place, mask=inside, other=-1)
-    stored = (row >= 0)[:, None]
-    if SORTED:
-        place = tl.load(order + place, mask=inside, other=0)
     channel = tl.arange(0, WIDTH)
-    block = tl.arange(0, WIDTH // 32)
-    code = tl.load(codes + row[:, None] * WIDTH + channel[None, :], mask=stored, other=0)
-    scale = tl.load(scales + row[:, None] * (WIDTH // 32) + block[None, :], mask=stored, other=0)
-    blocks = tl.reshape(decode_e4m3(code), [BLOCK_ROWS, WIDTH // 32, 32])
-    values = tl.reshape(blocks * decode_ue8m0(scale)[:, :, None], [BLOCK_ROWS, WIDTH])
-    at = out + place[:, None] * WIDTH + channel[None, :]
-    tl.store(at, cast(values, out.dtype.element_ty), mask=inside[:, None])
+    group = tl.arange(0, WIDTH // 32)
+    for block in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_ROWS), tl.num_programs(0)):
+        place = tl.cast(block, tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        inside = place < count
+        row = tl.load(rows + place, mask=inside, other=-1).to(tl.int64)
+        stored = (row >= 0)[:, None]
+        if SORTED:
+            place = tl.load(order + place, mask=inside, other=0)
+        code_at = codes + row[:, None] * CODE_STRIDE + channel[None, :]
+        scale_at = scales + row[:, None] * SCALE_STRIDE + group[None, :]
+        code = tl.load(code_at, mask=stored, other=0)
+        scale = tl.load(scale_at, mask=stored, other=0)
+        groups = tl.reshape(decode_e4m3(code), [BLOCK_ROWS, WIDTH // 32, 32])
+        values = tl.reshape(groups * decode_ue8m0(scale)[:, :, None], [BLOCK_ROWS, WIDTH])
+        at = out + place[:, None] * WIDTH + channel[None, :]
+        tl.store(at, cast(values, out.dtype.element_ty), mask=inside[:, None])
 
 
 def engram_inject(

@@ -26,7 +26,7 @@ class Tiles:
     A pair is a row's choice of one expert: number ``row * k + slot`` of ids ``[m, k]``.
 
     Attributes:
-        pairs: ``[m k]`` int32, pairs by expert, in their order within an expert.
+        pairs: ``[m k]`` int32, pairs by expert, in their order within an expert; -1 behind them.
         spans: ``[capacity]`` int64, one a tile, -1 behind the last; see ``span``.
     """
 
@@ -51,11 +51,7 @@ def prepare(
     """
     num_rows, width = x.shape
     num_pairs = ids.numel()
-    capacity = min(num_pairs, num_experts + num_pairs // tile_size)
-    tiles = Tiles(
-        pairs=torch.empty(num_pairs, dtype=torch.int32, device=x.device),
-        spans=torch.empty(capacity, dtype=torch.int64, device=x.device),
-    )
+    tiles = _empty_tiles(ids, num_experts, tile_size)
     planes = torch.empty(num_rows, 4, width // 4, dtype=x.dtype, device=x.device)
     blocks = triton.cdiv(width, _BLOCK_CHANNELS)
     _prepare[(num_experts + num_rows * blocks,)](
@@ -63,7 +59,7 @@ def prepare(
         tiles.pairs,
         tiles.spans,
         num_pairs,
-        capacity,
+        len(tiles.spans),
         x,
         x.stride(0),
         planes,
@@ -75,6 +71,32 @@ def prepare(
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
     )
     return tiles, planes
+
+
+def sort_pairs(ids: Tensor, *, num_experts: int, tile_size: int) -> Tiles:
+    """Tiles alone, of arguments as of ``prepare``."""
+    tiles = _empty_tiles(ids, num_experts, tile_size)
+    _sort_pairs[(num_experts,)](
+        ids.contiguous(),
+        tiles.pairs,
+        tiles.spans,
+        ids.numel(),
+        len(tiles.spans),
+        NUM_EXPERTS=num_experts,
+        TILE=tile_size,
+        BLOCK=min(max(bucket(ids.numel()), 128), 4096),
+        num_warps=8,
+    )
+    return tiles
+
+
+def _empty_tiles(ids: Tensor, num_experts: int, tile_size: int) -> Tiles:
+    num_pairs = ids.numel()
+    capacity = min(num_pairs, num_experts + num_pairs // tile_size)
+    return Tiles(
+        pairs=torch.empty(num_pairs, dtype=torch.int32, device=ids.device),
+        spans=torch.empty(capacity, dtype=torch.int64, device=ids.device),
+    )
 
 
 @triton.jit
@@ -117,6 +139,22 @@ def _prepare(
 
 
 @triton.jit
+def _sort_pairs(
+    ids,
+    pairs,
+    spans,
+    num_pairs,
+    capacity,
+    NUM_EXPERTS: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program per expert."""
+    expert = tl.program_id(0)
+    _sort(ids, pairs, spans, num_pairs, capacity, expert, NUM_EXPERTS, TILE, BLOCK)
+
+
+@triton.jit
 def _sort(
     ids,
     pairs,
@@ -152,6 +190,11 @@ def _sort(
             rest = tile + tl.arange(0, BINS)
             tl.store(spans + rest, -1, mask=rest < capacity)
             tile += BINS
+        unused = end
+        while unused < num_pairs:
+            rest = unused + tl.arange(0, BLOCK)
+            tl.store(pairs + rest, -1, mask=rest < num_pairs)
+            unused += BLOCK
     start, place = 0, first
     while place < end:  # this expert's pairs may all have been seen before the last block
         mine = (_load_ids(ids, start, num_pairs, BLOCK) == expert).to(tl.int32)

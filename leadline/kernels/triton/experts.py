@@ -19,12 +19,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.packed import LinearWeight, Weight
+from leadline.kernels.packed import LinearWeight, PackedWeight, Weight
 from leadline.kernels.reference import experts as reference
+from leadline.kernels.triton import experts_fp8
 from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.mxfp4 import product
+from leadline.kernels.triton.swiglu import clamped_swiglu
+
+# Pairs an expert from which on arithmetic counts (kernels.md 10.3).
+_MANY = 32
 
 
 def routed_experts(
@@ -35,19 +40,44 @@ def routed_experts(
     w2: Weight,
     *,
     limit: float,
+    row_scales: bool = False,
     shared: Tensor | None = None,
 ) -> Tensor:
-    """Packed stacks by these kernels; plain ones, of small test checkpoints, by the reference."""
+    """Packed stacks by these kernels; plain ones, of small test checkpoints, by the reference.
+
+    ``row_scales`` count where experts have many rows. Few wait for weights, not for arithmetic, and
+    keep the finer scales.
+    """
     if isinstance(w13, LinearWeight) or isinstance(w2, LinearWeight):
-        return reference.routed_experts(x, ids, weights, w13, w2, limit=limit, shared=shared)
+        return reference.routed_experts(
+            x, ids, weights, w13, w2, limit=limit, row_scales=row_scales, shared=shared
+        )
     num_rows, per_row = ids.shape
-    num_experts, width, words = w2.codes.shape
-    hidden_width = 2 * words
+    width = w2.shape[1]
     dtype = torch.float32 if shared is None else x.dtype
     out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     if not num_rows:
         return out
-    num_pairs = num_rows * per_row
+    row_scales &= w13.quantizes_input and w2.quantizes_input
+    many = ids.numel() >= _MANY * len(w2.codes)
+    pair_outputs = experts_fp8.pair_outputs if row_scales and many else _pair_outputs
+    outputs = pair_outputs(x, ids, weights, w13, w2, limit=limit)
+    if shared is not None:
+        shared = shared.contiguous()
+    block = min(triton.next_power_of_2(width), 1024)
+    _sum_pairs[(num_rows, triton.cdiv(width, block))](
+        outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
+    )
+    return out
+
+
+def _pair_outputs(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: PackedWeight, w2: PackedWeight, *, limit: float
+) -> Tensor:
+    """Each expert's output for each of its rows ``[m k, D]``; rows of id -1 are not written."""
+    num_experts, width, words = w2.codes.shape
+    hidden_width = 2 * words
+    num_pairs, per_row = ids.numel(), ids.shape[1]
     tile_size = _tile_size(num_pairs // num_experts)
     tiles, planes = prepare(
         x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
@@ -79,13 +109,7 @@ def routed_experts(
         outputs,
         **sizes,
     )
-    if shared is not None:
-        shared = shared.contiguous()
-    block = min(triton.next_power_of_2(width), 1024)
-    _sum_pairs[(num_rows, triton.cdiv(width, block))](
-        outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
-    )
-    return out
+    return outputs
 
 
 def _tile_size(mean: int) -> int:
@@ -140,11 +164,9 @@ def _gate_up(
     )
     total = to_bf16(total).to(tl.float32)
     gate, up = tl.split(total.reshape(2, BLOCK_F, TILE).permute(1, 2, 0))
-    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
-    up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
     # The weight counts before the rounding (v41-model 5.3).
     weight = tl.load(weights + pair, mask=live, other=0.0).to(tl.float32)
-    value = to_bf16(gate * tl.sigmoid(gate) * up * weight[None, :])
+    value = to_bf16(clamped_swiglu(gate, up, limit) * weight[None, :])
     if QUANTIZES:
         blocks = value.to(tl.float32).reshape(BLOCK_F // 32, 32, TILE)
         blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels import debug
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer as reference
@@ -150,7 +151,8 @@ def candidate_logits(
 
 def _empty_scores(q: Tensor, columns: int) -> Tensor:
     """``[m, columns]`` whose rows begin at whole lines, for wide loads and stores."""
-    return q.new_empty(q.shape[0], triton.cdiv(columns, 64) * 64)[:, :columns]
+    scores = q.new_empty(q.shape[0], triton.cdiv(columns, 64) * 64)[:, :columns]
+    return scores.fill_(-torch.inf) if debug.switch.enabled else scores
 
 
 def _launch(
@@ -270,18 +272,21 @@ def _logits(
         low = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
         high = low
 
-    tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(1))
+    # Above the diagonal nothing is read or written: programs share what the rows may see.
+    most = num_columns
+    if blocks is None:
+        most = tl.max(seen)
+    tiles = tl.cdiv(tl.cdiv(most, KEYS), tl.num_programs(1))
     begin = tl.program_id(1) * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(num_columns, KEYS))
+    end = tl.minimum(begin + tiles, tl.cdiv(most, KEYS))
     first = tl.min(tl.where(live, request, 0x7FFFFFFF))
     for turn in tl.range(first, tl.max(request) + 1):
         mine = live & (request == turn)
         limit = num_columns
         if blocks is None:
-            limit = tl.max(tl.where(mine, seen, 0))  # above the diagonal nothing is read
+            limit = tl.max(tl.where(mine, seen, 0))
         table = page_table + turn * table_stride
-        scored = tl.maximum(tl.minimum(end, tl.cdiv(limit, KEYS)), begin)
-        for tile in tl.range(begin, scored):
+        for tile in tl.range(begin, tl.minimum(end, tl.cdiv(limit, KEYS))):
             column = tile * KEYS + tl.arange(0, KEYS)
             if blocks is None and PER_PAGE % KEYS == 0:
                 # One page: its rows may all be read, and what nobody sees is masked below.
@@ -306,11 +311,6 @@ def _logits(
             score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], score, mask=inside)
-        filled = tl.where(tl.max(mine.to(tl.int32)) > 0, end, scored)
-        for tile in tl.range(scored, filled):
-            column = tile * KEYS + tl.arange(0, KEYS)
-            inside = mine[None, :] & (column < num_columns)[:, None]
-            tl.store(line + column[:, None], -float("inf"), mask=inside)
 
 
 @triton.jit

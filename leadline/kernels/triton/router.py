@@ -15,7 +15,13 @@ _MOST_CUTS = 16
 
 
 def route(
-    x: Tensor, gate: Tensor, bias: Tensor, *, num_experts_per_tok: int, scale: float
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    req_of_row: Tensor | None = None,
+    *,
+    num_experts_per_tok: int,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Two launches; NaN counts as the best.
 
@@ -49,6 +55,7 @@ def route(
     _choose[(rows,)](
         logits,
         bias,
+        req_of_row,
         ids,
         weights,
         rows,
@@ -130,6 +137,7 @@ def _project(
 def _choose(
     logits,
     bias,
+    req_of_row,
     ids,
     weights,
     rows,
@@ -148,6 +156,9 @@ def _choose(
     first_cut = logits + row * EXPERTS + expert
     cut_stride = rows.to(tl.int64) * EXPERTS
     added = tl.load(bias + expert, mask=there, other=0.0)
+    lives = True
+    if req_of_row is not None:
+        lives = tl.load(req_of_row + row) >= 0
     parts: tl.tuple = ()
     for cut in tl.static_range(1, CUTS):
         parts += (tl.load(first_cut + cut * cut_stride, mask=there, other=0.0),)
@@ -175,7 +186,7 @@ def _choose(
     weight = score * scale
     if K > 1:
         weight = weight / (tl.sum(tl.where(chosen, score, 0.0), 0) + 1e-20)
-    tl.store(ids + place, expert.to(tl.int64), mask=chosen)
+    tl.store(ids + place, tl.where(lives, expert, -1).to(tl.int64), mask=chosen)
     tl.store(weights + place, weight, mask=chosen)
 
 

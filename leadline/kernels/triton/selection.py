@@ -20,21 +20,21 @@ _LONGEST = 16384  # values among which a program chooses at once
 _TILE = 8192  # columns whose maxima a program finds
 
 
-def select_top_k(scores: Tensor, k: int) -> Tensor:
-    """Two launches, or one for short rows.
+def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tensor:
+    """Two launches, or one for short rows; nothing is read from ``visible`` on.
 
     Raises:
         ConfigError: rows are too long for this k: with k up to 1024 longer than 4 M, with 2048
             than 1 M.
     """
     width = min(k, scores.shape[1])
-    return _chosen(_levels(scores, width), width)
+    return _chosen(_levels(scores, width, visible), width, visible)
 
 
 def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:
     """``select_top_k``, which looks its choices up in the list of blocks."""
     width = min(k, scores.shape[1])
-    return _chosen(_levels(scores, width), width, blocks, block_size)
+    return _chosen(_levels(scores, width, None), width, None, 1, blocks, block_size)
 
 
 def select_candidate_blocks(
@@ -42,8 +42,9 @@ def select_candidate_blocks(
 ) -> Tensor:
     """Blocks are groups whose newest is worth most; two launches. Their size is a power of two."""
     width = min(topk_blocks, triton.cdiv(scores.shape[1], block_size))
-    best = _maxima(scores, block_size, _group(width), visible)
-    return _chosen(best[:1] if best[0].shape[1] <= _LONGEST else best, width)
+    best = _maxima(scores, block_size, _group(width), visible, pins=True)
+    best = best[:1] if best[0].shape[1] <= _LONGEST else best
+    return _chosen(best, width, visible, block_size)
 
 
 def _group(k: int) -> int:
@@ -51,18 +52,20 @@ def _group(k: int) -> int:
     return max(1, min(16, _LONGEST // triton.next_power_of_2(max(k, 1))))
 
 
-def _levels(scores: Tensor, k: int) -> list[Tensor]:
+def _levels(scores: Tensor, k: int, visible: Tensor | None) -> list[Tensor]:
     """The scores and, above them, the maxima of groups and of groups of groups."""
     if scores.shape[1] <= _LONGEST:
         return [scores]
-    best = _maxima(scores, _group(k), _group(k))
+    best = _maxima(scores, _group(k), _group(k), visible, pins=False)
     return [scores, *(best[:1] if best[0].shape[1] <= _LONGEST else best)]
 
 
-def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = None) -> list[Tensor]:
+def _maxima(
+    scores: Tensor, first: int, second: int, visible: Tensor | None, *, pins: bool
+) -> list[Tensor]:
     """Maxima of groups of ``first`` columns, and of groups of ``second`` of those; NaN is -inf.
 
-    With ``visible``, the first group of entry ``visible - 1`` becomes infinite.
+    Undefined from a row's ``visible`` on. With ``pins``, the group of its last one is infinite.
     """
     rows, columns = scores.shape
     count = triton.cdiv(columns, first)
@@ -76,6 +79,7 @@ def _maxima(scores: Tensor, first: int, second: int, visible: Tensor | None = No
             FIRST=first,
             SECOND=second,
             TILE=_TILE,
+            PINS=pins,
             num_warps=8,
         )
     return [best, best_of_best]
@@ -94,18 +98,23 @@ def _group_maxima(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     TILE: tl.constexpr,
+    PINS: tl.constexpr,
 ):
     """Both levels of maxima of one tile of a row."""
     row = tl.program_id(0).to(tl.int64)
+    seen = columns
+    if visible is not None:
+        seen = tl.load(visible + row).to(tl.int32)
+    if tl.program_id(1) * TILE >= seen:
+        return
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    x = tl.load(scores + row * stride + column, mask=column < columns, other=-float("inf"))
+    x = tl.load(scores + row * stride + column, mask=column < seen, other=-float("inf"))
     x = x.to(tl.float32)
     x = tl.where(x == x, x, -float("inf"))
     x = tl.max(x.reshape(TILE // FIRST, FIRST), axis=1)
     place = tl.program_id(1) * (TILE // FIRST) + tl.arange(0, TILE // FIRST)
-    if visible is not None:
-        seen = tl.load(visible + row)
-        x = tl.where((place == (seen - 1) // FIRST) & (seen > 0), float("inf"), x)
+    if PINS:
+        x = tl.where(place == (seen - 1) // FIRST, float("inf"), x)
     # Maxima are values of the scores' type: nothing is rounded.
     tl.store(best + row * count + place, x.to(best.dtype.element_ty), mask=place < count)
     x = tl.max(x.reshape(TILE // FIRST // SECOND, SECOND), axis=1)
@@ -115,9 +124,14 @@ def _group_maxima(
 
 
 def _chosen(
-    levels: list[Tensor], k: int, blocks: Tensor | None = None, block_size: int = 1
+    levels: list[Tensor],
+    k: int,
+    visible: Tensor | None,
+    unit: int = 1,
+    blocks: Tensor | None = None,
+    block_size: int = 1,
 ) -> Tensor:
-    """The k best of the lowest level, through those above."""
+    """The k best of the lowest level, of whose columns each stands for ``unit`` visible ones."""
     rows, columns = levels[0].shape
     group = _group(k)
     chosen = torch.empty(rows, k, dtype=torch.int64, device=levels[0].device)
@@ -134,12 +148,13 @@ def _chosen(
         width = triton.next_power_of_2(k)
         most = max(at_once, width * group if len(levels) > 1 else 1)
         _choose_rows[(rows,)](
-            *(*low, *middle, *high, chosen, blocks),
+            *(*low, *middle, *high, visible, chosen, blocks),
             *(0 if blocks is None else blocks.stride(0), k),
             LEVELS=len(levels),
             TOP=at_once,
             WIDTH=width,
             GROUP=group,
+            UNIT=unit,
             BLOCK_SIZE=block_size,
             num_warps=min(max(most // 512, 4), 32),  # sixteen values a thread
         )
@@ -157,6 +172,7 @@ def _choose_rows(
     high,
     high_stride,
     high_count,
+    visible,
     chosen,
     blocks,
     blocks_stride,
@@ -165,10 +181,17 @@ def _choose_rows(
     TOP: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Choose among the highest of LEVELS, then among the members of what was chosen."""
     row = tl.program_id(0).to(tl.int64)
+    if visible is not None:
+        low_count = tl.minimum(low_count, tl.cdiv(tl.load(visible + row).to(tl.int32), UNIT))
+        middle_count = tl.minimum(middle_count, tl.cdiv(low_count, GROUP))
+        high_count = low_count if LEVELS == 1 else middle_count
+        if LEVELS == 3:
+            high_count = tl.cdiv(middle_count, GROUP)
     out = chosen + row * k
     listed = blocks
     if blocks is not None:

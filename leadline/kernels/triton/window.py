@@ -1,7 +1,8 @@
-"""What lies between the down-projection and the window: norms, rotation, records (kernels.md 4)."""
+"""The window: addresses of its rows, and all between a projection and them (kernels.md 4)."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -147,3 +148,154 @@ def _norm_rotate_store(
         scales += place * scale_outer + entry * scale_inner
         stored = (block >= 0) & (place >= 0)
         store_blocks(tile, values + block * 0, scales + block * 0, block, stored, RECORD)
+
+
+def plan_window(
+    pos: Tensor,
+    req_of_row: Tensor,
+    q_off: Tensor,
+    seq_len: Tensor,
+    slot: Tensor,
+    floor: Tensor,
+    *,
+    window: int,
+    ring: int,
+    staging: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One program a row."""
+    rows = len(pos)
+    index = torch.empty(rows, window, dtype=torch.int64, device=pos.device)
+    own = torch.empty(2, rows, dtype=torch.int64, device=pos.device)
+    if rows:
+        _plan[(rows,)](
+            *(pos, req_of_row, q_off, seq_len, slot, floor, index, own[0], own[1]),
+            staging,
+            WINDOW=window,
+            RING=ring,
+            BLOCK=triton.next_power_of_2(window),
+            num_warps=1,
+        )
+    return index, own[0], own[1]
+
+
+@triton.jit(do_not_specialize=["staging"])
+def _plan(
+    pos,
+    req_of_row,
+    q_off,
+    seq_len,
+    slot,
+    floor,
+    index,
+    outer,
+    inner,
+    staging,
+    WINDOW: tl.constexpr,
+    RING: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.load(req_of_row + row)
+    live = group >= 0
+    position = tl.load(pos + row)
+    first = tl.load(q_off + group, mask=live, other=0)
+    count = tl.load(q_off + group + 1, mask=live, other=0) - first
+    begin = tl.load(seq_len + group, mask=live, other=0) - count
+    own_ring = tl.load(slot + group, mask=live, other=0) * RING
+    oldest = tl.maximum(position - WINDOW + 1, tl.load(floor + group, mask=live, other=0))
+    # Rows of this step from ``staged_from`` on are behind the rings.
+    stays = count + WINDOW - 1 <= RING
+    staged_from = tl.where(stays, position + 1, begin)
+    to_staging = staging.to(tl.int64) * RING + first - begin
+    place = tl.arange(0, BLOCK)
+    read = oldest + place
+    address = tl.where(read >= staged_from, to_staging + read, own_ring + read % RING)
+    address = tl.where(live & (read <= position), address, -1)
+    tl.store(index + row * WINDOW + place, address, mask=place < WINDOW)
+    address = tl.where(position >= staged_from, to_staging + position, own_ring + position % RING)
+    tl.store(outer + row, tl.where(live, address // RING, -1))
+    tl.store(inner + row, tl.where(live, address % RING, 0))
+
+
+_COMMITTED = 16  # rows of a program
+
+
+def commit_window(
+    rings: RecordField,
+    q_off: Tensor,
+    seq_len: Tensor,
+    slot: Tensor,
+    *,
+    window: int,
+    staging: int,
+) -> None:
+    """Programs over the last rows of every group; those of a group that stays end at once."""
+    ring = rings.values.shape[1]
+    scales = rings.scales
+    _commit[(len(slot), triton.cdiv(ring, _COMMITTED))](
+        rings.values,
+        scales,
+        *rings.values.stride()[:2],
+        *((0, 0) if scales is None else scales.stride()[:2]),
+        *(q_off, seq_len, slot, staging),
+        WINDOW=window,
+        RING=ring,
+        VALUES=rings.values.shape[2],
+        SCALES=0 if scales is None else scales.shape[2],
+        VALUE_BLOCK=triton.next_power_of_2(rings.values.shape[2]),
+        SCALE_BLOCK=1 if scales is None else triton.next_power_of_2(scales.shape[2]),
+        ROWS=_COMMITTED,
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["staging"])
+def _commit(
+    values,
+    scales,
+    value_outer,
+    value_inner,
+    scale_outer,
+    scale_inner,
+    q_off,
+    seq_len,
+    slot,
+    staging,
+    WINDOW: tl.constexpr,
+    RING: tl.constexpr,
+    VALUES: tl.constexpr,
+    SCALES: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    SCALE_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    group = tl.program_id(0)
+    end = tl.load(q_off + group + 1)
+    count = end - tl.load(q_off + group)
+    if count + WINDOW - 1 <= RING:
+        return
+    back = RING - tl.program_id(1) * ROWS - tl.arange(0, ROWS)  # from the end of the group
+    moves = (back > 0) & (back <= count)
+    staged = end - back
+    source, source_row = staging + staged // RING, staged % RING
+    target = tl.load(slot + group).to(tl.int64)
+    target_row = (tl.load(seq_len + group) - back) % RING
+    _copy_rows(
+        values + source * value_outer + source_row * value_inner,
+        values + target * value_outer + target_row * value_inner,
+        *(moves, VALUES, VALUE_BLOCK),
+    )
+    if SCALES > 0:
+        _copy_rows(
+            scales + source * scale_outer + source_row * scale_inner,
+            scales + target * scale_outer + target_row * scale_inner,
+            *(moves, SCALES, SCALE_BLOCK),
+        )
+
+
+@triton.jit
+def _copy_rows(source, target, moves, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows at pointers ``[n]`` to others."""
+    channel = tl.arange(0, BLOCK)[None, :]
+    mask = moves[:, None] & (channel < WIDTH)
+    tl.store(target[:, None] + channel, tl.load(source[:, None] + channel, mask=mask), mask=mask)

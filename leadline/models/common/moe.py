@@ -24,6 +24,7 @@ class MoE:
         self.num_experts_per_tok = num_experts_per_tok
         self.routed_scaling_factor = routed_scaling_factor
         self.swiglu_limit = swiglu_limit
+        self.row_scales = params.expert_row_scales
         local = params.placement.shard(n_routed_experts, "n_routed_experts")
         self.gate = params.linear(f"{prefix}.gate").dense
         self.bias = params.tensor(f"{prefix}.gate.bias")
@@ -33,15 +34,28 @@ class MoE:
         self.shared_w13 = params.stacked_linear(f"{shared}.w1", f"{shared}.w3")
         self.shared_w2 = params.linear(f"{shared}.w2")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[m, D]`` -> ``[m, D]``; the shared expert is added last."""
+    def forward(self, x: Tensor, req_of_row: Tensor) -> Tensor:
+        """``[m, D]`` -> ``[m, D]``; the shared expert is added last.
+
+        Padding, of group -1, chooses no expert, whose weights would be read for nobody.
+        """
         ids, weights = ops.route(
             x,
             self.gate,
             self.bias,
+            req_of_row,
             num_experts_per_tok=self.num_experts_per_tok,
             scale=self.routed_scaling_factor,
         )
         limit = self.swiglu_limit
         shared = ops.shared_expert(x, self.shared_w13, self.shared_w2, limit=limit)
-        return ops.routed_experts(x, ids, weights, self.w13, self.w2, limit=limit, shared=shared)
+        return ops.routed_experts(
+            x,
+            ids,
+            weights,
+            self.w13,
+            self.w2,
+            limit=limit,
+            row_scales=self.row_scales,
+            shared=shared,
+        )

@@ -21,6 +21,8 @@ class Parameters:
     Attributes:
         dtype: of activations.
         quantize_activations: False drops the MXFP8 rounding in front of packed weights.
+        expert_row_scales: in front of routed experts that rounding has one scale a row, see
+            ``ops.routed_experts``.
         packed: weights stay as stored, for kernels that expand them where they multiply; else
             they are dequantised at once. The values are the same.
     """
@@ -30,6 +32,7 @@ class Parameters:
     device: torch.device
     placement: Placement
     quantize_activations: bool = True
+    expert_row_scales: bool = False
     packed: bool = False
 
     @property
@@ -95,7 +98,7 @@ class Parameters:
         return _stack([self._place(part) for part in parts])
 
     def engram_table(self, name: str) -> EngramTable:
-        """A table that stays where it is."""
+        """A table that is gathered from where it lies."""
         return self.source.engram_table(name, self.dtype)
 
     def _place(self, weight: Weight) -> Weight:

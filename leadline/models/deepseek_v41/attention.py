@@ -41,12 +41,14 @@ class StepRows:
         yarn: the same for layers with a compressed cache.
         entry_angles: for each ratio, the same where the group that a row closes begins; empty
             where nothing is compressed.
+        visible: for each ratio, ``[r]`` entries that each row may see.
     """
 
     rows: Rows
     window: WindowPlan
     plain: tuple[Tensor, Tensor]
     yarn: tuple[Tensor, Tensor]
+    visible: dict[int, Tensor]
     entry_angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
@@ -136,9 +138,8 @@ class Indexer:
         chosen: Selection,
     ) -> None:
         """Publish this layer's selection, and candidates if it is their source."""
-        rows = step.rows
-        visible = (rows.pos + 1) // ratio
-        most = int(visible.max())
+        rows, visible = step.rows, step.visible[ratio]
+        most = rows.max_len // ratio
         restricts = most > self.topk_blocks * self.block_size
         if self.makes_candidates and not restricts:
             chosen.candidates = None
@@ -182,7 +183,7 @@ class Indexer:
                 most,
                 exact_rounding=self.exact_rounding,
             )
-            entries.append(ops.select_top_k(scores, self.topk))
+            entries.append(ops.select_top_k(scores, self.topk, visible[part]))
             if needs_candidates:
                 blocks.append(
                     ops.select_candidate_blocks(
@@ -234,13 +235,17 @@ class Attention:
         if layer in config.index_source_layer_ids:
             self.indexer = Indexer(params, f"{prefix}.indexer", config, layer, exact_rounding)
 
-    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> RecordField:
-        """Store window rows, entries and keys of ``u [r, D]``; the window workspace."""
-        latent = ops.rms_norm(ops.linear(u, self.wkv), self.kv_norm, eps=self.eps)
-        ring, plan = cache.window[self.layer], step.window
-        values, scales = ops.pack_rows(ops.rotate(latent, *self._angles(step)), ring.record)
-        history, history_scales = ring.gather(plan.history_slot, plan.history_row)
-        ops.store_rows(ring, plan.commit_slot, plan.commit_row, values, scales, rows=plan.commit)
+    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> None:
+        """Store window rows, entries and keys of ``u [r, D]``."""
+        ops.norm_rotate_store(
+            ops.linear(u, self.wkv),
+            self.kv_norm,
+            *self._angles(step),
+            cache.window[self.layer],
+            step.window.outer,
+            step.window.inner,
+            eps=self.eps,
+        )
         if self.compressor is not None:
             self.compressor.write(
                 u,
@@ -249,16 +254,9 @@ class Attention:
                 cache.index[self.layer],
                 cache.open_groups.get(self.layer),
             )
-        # What later steps will read from the ring, this one reads too: as it is stored there.
-        values = torch.cat((history, values)).unsqueeze(0)
-        if scales is not None and history_scales is not None:
-            scales = torch.cat((history_scales, scales)).unsqueeze(0)
-        return RecordField(ring.record, values, scales)
 
-    def read(
-        self, u: Tensor, window: RecordField, step: StepRows, cache: CacheFields, chosen: Selection
-    ) -> Tensor:
-        """Attend with the rows ``u [r, D]`` over the workspace and the selected entries."""
+    def read(self, u: Tensor, step: StepRows, cache: CacheFields, chosen: Selection) -> Tensor:
+        """Attend with the rows ``u [r, D]`` over their windows and the selected entries."""
         qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)
         q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
         kv = None
@@ -270,7 +268,7 @@ class Attention:
         out = ops.sparse_attention(
             q,
             *self._angles(step),
-            window,
+            cache.window[self.layer],
             step.window.index,
             step.window.width,
             kv,
@@ -280,7 +278,21 @@ class Attention:
             self.sink,
             exact_rounding=self.exact_rounding,
         )
+        self.commit(step, cache)
         return ops.output_projection(out, self.wo_a, self.wo_b)
+
+    def commit(self, step: StepRows, cache: CacheFields) -> None:
+        """Bring window rows that were staged to the rings, now that they have been read."""
+        plan, rows = step.window, step.rows
+        if plan.stages:
+            ops.commit_window(
+                cache.window[self.layer],
+                plan.q_off,
+                rows.seq_len,
+                rows.slot,
+                window=plan.window,
+                staging=plan.staging,
+            )
 
     def _angles(self, step: StepRows) -> tuple[Tensor, Tensor]:
         return step.yarn if self.ratio else step.plain

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from leadline.core.errors import ConfigError
 from leadline.kernels import ops
 from leadline.models.batch import ForwardBatch
 from leadline.models.common.parameters import Parameters
+from leadline.weights.source import EngramTable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -134,17 +136,17 @@ class EngramHash:
         self.multipliers = torch.from_numpy(hash_multipliers(config)).to(device)
 
     def rows(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool, False for image rows.
+        """Table rows ``[m, layers, columns]`` int64, and ``[m]`` bool: no image, and no padding.
 
         Look-back never leaves the request: before a group's first row it reads ``batch.hist``.
         """
         look_back = self.multipliers.shape[1]
         ids = torch.cat((self._classes(batch.ids), self._classes(batch.hist).flatten()))
         m, device = len(batch.ids), batch.ids.device
-        group = batch.req_of_row.long()
+        group = batch.req_of_row.clamp(min=0)
         back = torch.arange(look_back, device=device)
         source = torch.arange(m, device=device).unsqueeze(1) - back
-        before = source - batch.q_off.long()[group].unsqueeze(1)  # below 0: in the history
+        before = source - batch.q_off[group].unsqueeze(1)  # below 0: in the history
         width = batch.hist.shape[1]
         in_history = m + group.unsqueeze(1) * width + width + before
         history = ids[torch.where(before >= 0, source, in_history)]
@@ -152,12 +154,88 @@ class EngramHash:
         rows = ops.engram_hash(
             history.masked_fill(blocked, self.pad), self.multipliers, self.primes, self.offsets
         )
-        return rows, history[:, 0] != _DEAD
+        return rows, (history[:, 0] != _DEAD) & (batch.req_of_row >= 0)
 
     def _classes(self, ids: Tensor) -> Tensor:
         """Compressed ids; image tokens and absent positions are dead."""
         dead = (ids < 0) | (ids == self.image_token_id)
         return self.token_map[ids.long().clamp(min=0)].masked_fill(dead, _DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class NgramValues:
+    """What the tables hold for the rows of a step; made by ``EngramPrefetch.start``.
+
+    Attributes:
+        of_layer: by Engram layer, ``[m, columns * head_dim]`` activations.
+        live: ``[m]`` bool, which rows take part.
+        gathered: by Engram layer, the event that its values wait for, where there is one.
+    """
+
+    of_layer: Mapping[int, Tensor]
+    live: Tensor
+    gathered: Mapping[int, Any]
+
+    @staticmethod
+    def of(layers: Sequence[int], live: Tensor, *values: Tensor) -> NgramValues:
+        """Those of ``tensors``, perhaps of some rows only."""
+        return NgramValues(dict(zip(layers, values, strict=True)), live, {})
+
+    def tensors(self, layers: Sequence[int]) -> tuple[Tensor, ...]:
+        """``live`` and the values of these Engram layers, as plain tensors of the stream."""
+        return self.live, *(self.wait(layer)[0] for layer in layers)
+
+    def wait(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Values ``[m, columns * head_dim]`` of an Engram layer, and ``[m]`` bool.
+
+        The device waits, and the host does not.
+        """
+        values = self.of_layer[layer]
+        if layer in self.gathered:
+            device = torch.get_device_module(values.device)
+            device.current_stream().wait_event(self.gathered[layer])
+        return values, self.live
+
+
+class EngramPrefetch:
+    """Hashes and table rows of a step, beside the layers in front of them (kernels.md 12.2).
+
+    Both depend on token ids alone. A stream of their own has the values of the first Engram layer
+    while layer 0 runs, and those of the later ones long before they are wanted. A graph that
+    captures a step takes in this stream where it begins, and joins it where layers wait. On a CPU
+    streams do nothing, and everything happens in ``start``.
+    """
+
+    def __init__(
+        self, engram_hash: EngramHash, tables: Sequence[EngramTable], device: torch.device
+    ) -> None:
+        """Take what the parts of the model have made.
+
+        Args:
+            engram_hash: of all Engram layers.
+            tables: of each of them, in order.
+            device: of the model.
+        """
+        self.hash = engram_hash
+        self._tables = tables
+        self._device = torch.get_device_module(device)
+        # Some programs, which wait for the bus most of their time: they go first.
+        self._side = self._device.Stream(priority=-1)
+
+    def start(self, batch: ForwardBatch) -> NgramValues:
+        """Launch all of it, after what the current stream has been given so far.
+
+        Nothing else runs on the stream. So memory of its tensors is used again only after the next
+        step's ``start``, which waits for whatever reads them now.
+        """
+        self._side.wait_stream(self._device.current_stream())
+        of_layer, gathered = {}, {}
+        with self._device.stream(self._side):
+            rows, live = self.hash.rows(batch)
+            for layer, table in enumerate(self._tables):
+                of_layer[layer] = table.gather(rows[:, layer]).flatten(1)
+                gathered[layer] = self._side.record_event()
+        return NgramValues(of_layer, live, gathered)
 
 
 class Engram:
@@ -170,8 +248,7 @@ class Engram:
         self.q_weight = params.tensor(f"{prefix}.q_weight")
         self.k_weight = params.tensor(f"{prefix}.k_weight")
 
-    def inject(self, streams: Tensor, rows: Tensor, live: Tensor) -> Tensor:
-        """Streams ``[m, S, D]`` with the values of table rows ``[m, columns]`` added."""
-        embedded = self.table.gather(rows).flatten(1).to(streams.device)
-        kv = ops.linear(embedded, self.wkv)
+    def inject(self, streams: Tensor, values: Tensor, live: Tensor) -> Tensor:
+        """Streams ``[m, S, D]`` with gathered values ``[m, columns * head_dim]`` added."""
+        kv = ops.linear(values, self.wkv)
         return ops.engram_inject(streams, kv, self.q_weight, self.k_weight, live, eps=self.eps)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
 from leadline.kernels.debug import NonFiniteError
-from leadline.kernels.packed import RecordField
+from leadline.kernels.packed import LinearWeight
 from leadline.kernels.reference.rope import rope_frequencies, yarn_frequencies
 from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.mhc import MixSite
@@ -24,7 +25,7 @@ from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
-from leadline.models.deepseek_v41.engram import Engram, EngramHash
+from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +66,6 @@ class Streams:
         return ops.mhc_seam(y, self.before, post, comb, self.carry, norm, eps=eps)
 
 
-@dataclass(frozen=True, slots=True)
-class NgramRows:
-    """Engram table rows ``[r, layers, columns]``, and which rows take part (``[r]`` bool)."""
-
-    rows: Tensor
-    live: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class LowerState:
-    """What ``lower`` hands to ``upper``, for every row of the step.
-
-    Attributes:
-        x: ``[m, S, D]`` the streams in front of the cut layer's attention.
-        u: ``[m, D]`` its normalised input.
-        window: its window workspace.
-    """
-
-    x: Tensor
-    u: Tensor
-    window: RecordField
-    step: StepRows
-    ngrams: NgramRows | None
-
-
 class Block:
     """One transformer block, cut between filling its caches and attending."""
 
@@ -125,30 +101,30 @@ class Block:
             self.engram_index = config.engram_layer_ids.index(layer)
 
     def begin(
-        self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
-    ) -> tuple[Tensor, Tensor, RecordField]:
-        """Up to the caches: ``x [r, S, D]``, ``u [r, D]``, window workspace."""
+        self, streams: Streams, ngrams: NgramValues | None, step: StepRows, cache: CacheFields
+    ) -> tuple[Tensor, Tensor]:
+        """Up to the caches: ``x [r, S, D]`` and ``u [r, D]``."""
         if self.engram is not None and ngrams is not None:
-            x = self.engram.inject(streams.x, ngrams.rows[:, self.engram_index], ngrams.live)
+            x = self.engram.inject(streams.x, *ngrams.wait(self.engram_index))
             streams = Streams(x, streams.carry)
         x, u = streams.enter(self.attn_norm, eps=self.eps)
-        return x, u, self.attn.write(u, step, cache)
+        self.attn.write(u, step, cache)
+        return x, u
 
     def finish(
         self,
         x: Tensor,
         u: Tensor,
-        window: RecordField,
         step: StepRows,
         cache: CacheFields,
         chosen: Selection,
     ) -> Streams:
         """Attention, then the experts; each site's ``pre`` is used one site later."""
         pre, post, comb = self.hc_attn.coefficients(x)
-        y = self.attn.read(u, window, step, cache, chosen)
+        y = self.attn.read(u, step, cache, chosen)
         x, u = Streams(x, pre, Update(y, post, comb)).enter(self.ffn_norm, eps=self.eps)
         carry, post, comb = self.hc_ffn.coefficients(x)
-        return Streams(x, carry, Update(self.ffn.forward(u), post, comb))
+        return Streams(x, carry, Update(self.ffn.forward(u, step.rows.req_of_row), post, comb))
 
 
 class DeepseekV41:
@@ -184,12 +160,18 @@ class DeepseekV41:
             beta_slow=scaling.beta_slow,
             original_max_position_embeddings=scaling.original_max_position_embeddings,
         ).to(device)
-        self.engram_hash: EngramHash | None = None
-        if config.engram_layer_ids:
-            self.engram_hash = EngramHash(config, token_map, device)
         self.blocks = [
             Block(params, layer, config, exact_rounding)
             for layer in range(config.num_hidden_layers)
+        ]
+        self.prefetch: EngramPrefetch | None = None
+        if config.engram_layer_ids:
+            tables = [block.engram.table for block in self.blocks if block.engram is not None]
+            engram_hash = EngramHash(config, token_map, device)
+            self.prefetch = EngramPrefetch(engram_hash, tables, device)
+        # Of Engram layers: places among them of those above the cut.
+        self.engrams_above = [
+            i for i, layer in enumerate(config.engram_layer_ids) if layer > config.cut
         ]
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
@@ -207,31 +189,54 @@ class DeepseekV41:
         assert self._cache is not None, "bind_cache comes before the first step"
         return self._cache
 
-    def lower(self, batch: ForwardBatch) -> LowerState:
-        """Every row, up to and including the cut layer's caches."""
-        step = self._lower_step(batch)
-        ngrams = None if self.engram_hash is None else NgramRows(*self.engram_hash.rows(batch))
+    @property
+    def obstacle_to_graphs(self) -> str | None:
+        """What of the weights a graph cannot hold, or None."""
+        for block in self.blocks:
+            if block.engram is not None and block.engram.table.waits_for_host:
+                return "the host gathers rows of Engram tables"
+            if isinstance(block.ffn.w13, LinearWeight):
+                return "experts that are stored plain run by reference"
+        return None
+
+    def lower(self, batch: ForwardBatch) -> tuple[Tensor, ...]:
+        """Every row, up to and including the cut layer's caches.
+
+        Returns:
+            For each row the streams ``[m, S, D]`` in front of the cut layer's attention and its
+            normalised input ``[m, D]``; with Engram layers above, their ``NgramValues`` too.
+        """
+        ngrams = None if self.prefetch is None else self.prefetch.start(batch)
+        step = self._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
-        carry[:, 0] = 1.0  # layer 0 attends with the embedding itself
+        carry[:, 0].fill_(1.0)  # layer 0 attends with the embedding itself
         streams, chosen = Streams(x, carry), Selection()
         for block in self.blocks[: self.config.cut]:
             streams = self._run(block, streams, ngrams, step, chosen)
-        cut = self.blocks[self.config.cut]
+        cut, *_ = self.blocks[self.config.cut :]
         with _at_layer(cut.layer):
-            x, u, window = cut.begin(streams, ngrams, step, self.cache)
-        return LowerState(x, u, window, step, ngrams)
+            x, u = cut.begin(streams, ngrams, step, self.cache)
+        if ngrams is None or not self.engrams_above:
+            return x, u
+        return x, u, *ngrams.tensors(self.engrams_above)
 
-    def upper(self, state: LowerState, batch: ForwardBatch) -> Tensor:
+    def upper(self, state: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
-        kept = batch.rows_upper
-        at_cut, above = self._upper_steps(state.step, batch)
-        ngrams = state.ngrams and NgramRows(state.ngrams.rows[kept], state.ngrams.live[kept])
-        chosen = Selection()
+        x, u, *of_ngrams = state
+        ngrams = NgramValues.of(self.engrams_above, *of_ngrams) if of_ngrams else None
+        pos, group = batch.pos[batch.rows_upper], batch.req_of_upper
+        above = self._step(batch, pos, group, batch.upper_off, batch.floor_up)
+        # The cut layer sees the rows that ``lower`` stored, and its windows reach down to s.
+        window = self._plan_window(batch, above.rows, batch.floor_lo, batch.q_off)
+        at_cut = dataclasses.replace(above, window=window)
         cut, *rest = self.blocks[self.config.cut :]
+        if not len(pos):
+            cut.attn.commit(at_cut, self.cache)
+            return u
+        chosen = Selection()
         with _at_layer(cut.layer):
-            x, u = state.x[kept], state.u[kept]
-            streams = cut.finish(x, u, state.window, at_cut, self.cache, chosen)
+            streams = cut.finish(x, u, at_cut, self.cache, chosen)
         for block in rest:
             streams = self._run(block, streams, ngrams, above, chosen)
         _, hidden = streams.enter(self.norm, eps=self.config.rms_norm_eps)
@@ -245,56 +250,53 @@ class DeepseekV41:
         self,
         block: Block,
         streams: Streams,
-        ngrams: NgramRows | None,
+        ngrams: NgramValues | None,
         step: StepRows,
         chosen: Selection,
     ) -> Streams:
         with _at_layer(block.layer):
-            x, u, window = block.begin(streams, ngrams, step, self.cache)
-            return block.finish(x, u, window, step, self.cache, chosen)
+            x, u = block.begin(streams, ngrams, step, self.cache)
+            return block.finish(x, u, step, self.cache, chosen)
 
-    def _lower_step(self, batch: ForwardBatch) -> StepRows:
+    def _step(
+        self, batch: ForwardBatch, pos: Tensor, req_of_row: Tensor, q_off: Tensor, floor: Tensor
+    ) -> StepRows:
+        """What attention needs to know of the rows of one half."""
         rows = Rows(
-            pos=batch.pos,
-            req_of_row=batch.req_of_row.long(),
-            q_off=batch.q_off.long(),
-            slot=batch.slot.long(),
-            seq_len=batch.seq_len.long(),
-            write_from=batch.write_from.long(),
+            pos,
+            req_of_row,
+            q_off,
+            slot=batch.slot,
+            seq_len=batch.seq_len,
+            write_from=batch.write_from,
             page_table=batch.page_table.long(),
+            max_len=batch.max_len,
         )
         return StepRows(
             rows=rows,
-            window=self._plan_window(rows, batch.floor_lo),
-            plain=ops.rope_angles(rows.pos, self.plain_frequencies),
-            yarn=ops.rope_angles(rows.pos, self.yarn_frequencies),
+            window=self._plan_window(batch, rows, floor, q_off),
+            plain=ops.rope_angles(pos, self.plain_frequencies),
+            yarn=ops.rope_angles(pos, self.yarn_frequencies),
+            visible={ratio: rows.visible(ratio) for ratio in self.ratios},
             entry_angles={
-                ratio: ops.rope_angles(rows.pos - (ratio - 1), self.yarn_frequencies)
+                ratio: ops.rope_angles(pos - (ratio - 1), self.yarn_frequencies)
                 for ratio in self.ratios
             },
         )
 
-    def _upper_steps(self, lower: StepRows, batch: ForwardBatch) -> tuple[StepRows, StepRows]:
-        """The upper rows as the cut layer sees them (window down to s), and the layers above."""
-        kept = batch.rows_upper
-        if len(kept) == len(batch.ids) and self._floors_agree(batch):
-            return lower, lower
-        rows = lower.rows.take(kept)
-        plain = (lower.plain[0][kept], lower.plain[1][kept])
-        yarn = (lower.yarn[0][kept], lower.yarn[1][kept])
-        at_cut = StepRows(rows, lower.window.take(kept), plain, yarn)
-        return at_cut, StepRows(rows, self._plan_window(rows, batch.floor_up), plain, yarn)
-
-    def _floors_agree(self, batch: ForwardBatch) -> bool:
-        """Whether both halves see the same windows, as they do once decoding has filled them."""
-        oldest = batch.pos - self.config.sliding_window + 1
-        reached = oldest >= batch.floor_up[batch.req_of_row]  # U is never below s
-        return torch.equal(batch.floor_lo, batch.floor_up) or bool(reached.all())
-
-    def _plan_window(self, rows: Rows, floor: Tensor) -> WindowPlan:
-        ring = self.cache.window[0].values.shape[1]
-        window = self.config.sliding_window
-        return plan_window(rows, floor.long(), window=window, ring=ring)
+    def _plan_window(
+        self, batch: ForwardBatch, rows: Rows, floor: Tensor, stored: Tensor
+    ) -> WindowPlan:
+        ring, window = self.cache.ring, self.config.sliding_window
+        return plan_window(
+            rows,
+            floor,
+            stored,
+            stages=batch.max_rows + window - 1 > ring,
+            window=window,
+            ring=ring,
+            staging=self.cache.staging,
+        )
 
 
 class _at_layer:

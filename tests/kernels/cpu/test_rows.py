@@ -103,6 +103,38 @@ def test_route(both: Both, rows: int, per_row: int) -> None:
     torch.testing.assert_close(weights, wanted, **CLOSE)
 
 
+def test_padding_chooses_no_expert(both: Both) -> None:
+    (ids, _), (wanted, _) = both(
+        "route",
+        *(torch.randn(3, 64), torch.randn(8, 64), torch.randn(8), torch.tensor([0, -1, 2])),
+        num_experts_per_tok=2,
+        scale=1.5,
+    )
+    assert torch.equal(ids, wanted)
+    assert ids[1].tolist() == [-1, -1]
+
+
+def test_plan_window(both: Both) -> None:
+    """Groups that fit their ring, and do not; without rows; floors above rows; and padding."""
+    counts = torch.tensor([1, 25, 26, 0, 40])
+    start = torch.tensor([7, 0, 33, 5, 60])
+    group = torch.arange(5).repeat_interleave(counts)
+    q_off = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    pos = start[group] + torch.arange(len(group)) - q_off[group]
+    padding = torch.zeros(2, dtype=torch.int64)
+    fast, wanted = both(
+        "plan_window",
+        *(torch.cat((pos, padding)), torch.cat((group, padding - 1)), q_off, start + counts),
+        *(torch.tensor([3, 1, 8, 2, 5]), torch.tensor([2, 9, 30, 0, 66])),
+        window=8,
+        ring=32,
+        staging=9,
+    )
+    assert torch.equal(fast[0], wanted[0])
+    assert torch.equal(fast[1], wanted[1])
+    assert torch.equal(fast[2][:-2], wanted[2][:-2])
+
+
 def test_route_of_large_scores_and_of_a_broken_row(both: Both) -> None:
     """Softplus is the identity far out; a row of NaN has places, and NaN for weights."""
     x = torch.tensor([30.0, 1.0, -30.0, torch.nan]).unsqueeze(1).expand(-1, 64)
@@ -120,7 +152,8 @@ FORMATS = {"packed": WeightFormat.MXFP4, "plain": WeightFormat.PLAIN}
 
 @pytest.mark.parametrize("rows", [*ROWS[1:], 100])
 @pytest.mark.parametrize("format", FORMATS)
-def test_routed_experts(both: Both, rows: int, format: str) -> None:
+@pytest.mark.parametrize("row_scales", [False, True])
+def test_routed_experts(both: Both, rows: int, format: str, row_scales: bool) -> None:
     """Few rows an expert and many; one expert gets none."""
     experts, dim, width = 6, 64, 32
     scores = torch.rand(rows, experts)
@@ -128,12 +161,13 @@ def test_routed_experts(both: Both, rows: int, format: str) -> None:
     ids = scores.topk(3, dim=-1).indices.sort(-1).values
     fast, wanted = both(
         "routed_experts",
-        torch.randn(rows, dim),
+        torch.randn(rows, dim) * torch.tensor([1.0, 2**-12]).repeat_interleave(dim // 2),
         ids,
         torch.rand(rows, 3),
         LinearWeight(torch.randn(experts, 2 * width, dim) / 4, FORMATS[format]),
         LinearWeight(torch.randn(experts, dim, width) / 4, FORMATS[format]),
         limit=2.0,
+        row_scales=row_scales,
     )
     assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")
 

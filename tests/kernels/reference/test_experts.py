@@ -8,7 +8,7 @@ from torch import Tensor
 
 from leadline.kernels.packed import LinearWeight, WeightFormat
 from leadline.kernels.reference import experts as e
-from leadline.kernels.reference.quant import round_trip_fp8_32
+from leadline.kernels.reference.quant import round_trip_fp8_32, round_trip_fp8_row
 
 D, F, E, K = 64, 32, 5, 2
 LIMIT = 1.5
@@ -116,6 +116,26 @@ def test_weight_counts_before_the_rounding() -> None:
     assert isinstance(outside, Tensor)
     torch.testing.assert_close(inside, outside, rtol=2**-5, atol=2**-5)
     assert not torch.equal(inside, outside)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_row_scales_round_inputs_of_packed_weights(format: str) -> None:
+    x = torch.randn(7, D).double()
+    w13, w2 = make_weights(FORMATS[format], torch.float64, stack=E)
+    x[:, 32:] *= 2.0**-14  # a block that has another scale than its row, and counts as much
+    w13.dense[:, :, 32:] *= 2.0**14
+    ids, weights = routing(7)
+    got = e.routed_experts(x, ids, weights.double(), w13, w2, limit=LIMIT, row_scales=True)
+    wanted = torch.zeros_like(x)
+    for row, chosen in enumerate(ids.tolist()):
+        for slot, i in enumerate(chosen):
+            inner = round_trip_fp8_row(x[row]) if w13.quantizes_input else x[row]
+            hidden = e.swiglu(w13.dense[i] @ inner, limit=LIMIT) * weights[row, slot].double()
+            inner = round_trip_fp8_row(hidden) if w2.quantizes_input else hidden
+            wanted[row] += w2.dense[i] @ inner
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    finer = e.routed_experts(x, ids, weights.double(), w13, w2, limit=LIMIT)
+    assert torch.equal(got, finer) == (format == "plain")
 
 
 def test_masked_choices_add_nothing() -> None:

@@ -30,7 +30,7 @@ def make_field(kind: str, record: Record, *, rows: int = 8, outer: int = 3) -> R
         kv_record=record,
         index_record=record,
     )
-    pool = CachePool(layout, num_pages=outer, num_slots=outer)
+    pool = CachePool(layout, num_pages=outer, num_slots=outer, step_rows=0)
     return {"kv": pool.kv[0], "index": pool.index[0], "window": pool.window[0]}[kind]
 
 

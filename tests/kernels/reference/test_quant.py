@@ -267,3 +267,28 @@ class TestQuantizers:
         self, round_trip: Callable[[Tensor], Tensor], dtype: torch.dtype
     ) -> None:
         assert round_trip(torch.randn(2, 64).to(dtype)).dtype is dtype
+
+
+class TestRowScales:
+    def test_equal_blocks_of_32_but_for_what_is_small_in_its_row(self) -> None:
+        x = rows_over_octaves(50, 256)
+        got, wanted = q.round_trip_fp8_row(x), q.round_trip_fp8_32(x)
+        power = torch.exp2((x.abs().amax(-1, keepdim=True) / 448).log2().ceil())
+        small = x.abs() < power * 2.0**-6
+        assert small.any()
+        assert torch.equal(got[~small], wanted[~small])
+        assert ((got - x).abs() <= power * 2.0**-10)[small].all()
+
+    def test_move_no_row_by_more_than_a_third_of_a_thousandth(self) -> None:
+        """The worst there is: a channel that just needs its power, all others between two codes."""
+        x = torch.full((1, 5120), 1.5 * 2.0**-9)
+        x[0, 77] = 225
+        apart = q.round_trip_fp8_row(x) - q.round_trip_fp8_32(x)
+        assert 2.8e-4 < apart.norm() / x.norm() < 3.1e-4
+
+    def test_keep_a_broken_row_broken_and_alone(self) -> None:
+        x = torch.randn(3, 64)
+        x[1, 5] = torch.inf
+        got = q.round_trip_fp8_row(x)
+        assert got[1].isnan().all()
+        assert got[[0, 2]].isfinite().all()

@@ -124,8 +124,10 @@ def make_step(
         seq_len=torch.tensor([p + n for p, n in parts]),
         write_from=torch.tensor(write_from or [0] * len(parts)),
         page_table=pages,
+        max_len=max(p + n for p, n in parts),
     )
-    rows = Rows(*(getattr(rows, f.name).to(device) for f in dataclasses.fields(rows)))
+    tensors = {f.name for f in dataclasses.fields(rows)} - {"max_len"}
+    rows = dataclasses.replace(rows, **{name: getattr(rows, name).to(device) for name in tensors})
     m, num_pages = len(rows.pos), 1 + pages.numel()
     ring = None
     if ratio == 1:

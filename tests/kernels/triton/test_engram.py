@@ -15,6 +15,7 @@ from leadline.kernels.reference import engram as reference
 from leadline.kernels.reference import quant
 from leadline.kernels.triton import engram
 from leadline.models.deepseek_v41.engram import EngramHash
+from leadline.weights.host_memory import HostMemory
 
 EPS = 1e-20
 BF16 = torch.bfloat16
@@ -43,31 +44,50 @@ def make_table(device: torch.device, rows: int, width: int = 64) -> tuple[Tensor
     return codes.to(device), scales.to(device)
 
 
+def same_bits(actual: Tensor, wanted: Tensor) -> bool:
+    return torch.equal(actual.view(torch.int16), wanted.view(torch.int16))
+
+
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 24), (41, 2)])
 def test_gather_is_exact(device: torch.device, shape: tuple[int, ...]) -> None:
     codes, scales = make_table(device, 50)
     rows = torch.randint(-1, 50, shape, device=device)
     actual = engram.gather_rows(codes, scales, rows)
-    wanted = reference.gather_rows(codes, scales, rows)
-    assert torch.equal(actual.view(torch.int16), wanted.view(torch.int16))
+    assert same_bits(actual, reference.gather_rows(codes, scales, rows))
 
 
-def test_sorted_gather_is_exact(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many rows of a host table are read; on a GPU the table is pinned."""
-    monkeypatch.setattr(engram, "_SORTED_FROM", 1)
-    codes, scales = make_table(torch.device("cpu"), 50)
-    if device.type == "cuda":
-        codes, scales = codes.pin_memory(), scales.pin_memory()
-        rows = torch.randint(-1, 50, (7, 5), device=device)
-        actual = engram.gather_rows(codes, scales, rows)
-    else:
-        rows = torch.randint(-1, 50, (7, 5))
-        ordered, order = rows.flatten().sort()
-        actual = torch.empty(7, 5, 64, dtype=BF16)
-        engram._gather[(2,)](
-            codes, scales, ordered, order, actual, 35, WIDTH=64, BLOCK_ROWS=32, SORTED=True
-        )
-    assert torch.equal(actual, reference.gather_rows(codes, scales, rows))
+@pytest.mark.parametrize("is_sorted", [False, True], ids=["as_they_come", "sorted"])
+@pytest.mark.parametrize("max_programs", [1, 3, None])
+def test_any_order_and_number_of_programs_is_exact(
+    device: torch.device, is_sorted: bool, max_programs: int | None
+) -> None:
+    codes, scales = make_table(device, 50)
+    rows = torch.randint(-1, 50, (7, 5), device=device)
+    actual = engram.gather(codes, scales, rows, is_sorted=is_sorted, max_programs=max_programs)
+    assert same_bits(actual, reference.gather_rows(codes, scales, rows))
+
+
+def test_rows_may_lie_apart(device: torch.device) -> None:
+    """Codes and scales of a row side by side, as in one record."""
+    records = torch.cat(make_table(device, 50), dim=1)
+    codes, scales = records.split([64, 2], dim=1)
+    rows = torch.randint(-1, 50, (7, 5), device=device)
+    actual = engram.gather(codes, scales, rows)
+    assert same_bits(actual, reference.gather_rows(codes, scales, rows))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("huge_pages", [False, True], ids=["small_pages", "huge_pages"])
+@pytest.mark.parametrize("count", [5, 20_000])
+def test_registered_host_memory_is_read_in_place(huge_pages: bool, count: int) -> None:
+    memory = HostMemory(2**17 * 66, huge_pages=huge_pages)
+    memory.fill([part.numpy() for part in make_table(torch.device("cpu"), 2**17)], "table")
+    memory.register()
+    codes, scales = torch.from_numpy(memory.bytes).split([2**17 * 64, 2**17 * 2])
+    table = (codes.view(-1, 64), scales.view(-1, 2))
+    rows = torch.randint(-1, 2**17, (count,), device="cuda")
+    actual = engram.gather_rows(*table, rows)
+    assert same_bits(actual, reference.gather_rows(*table, rows))
 
 
 def test_gather_reaches_beyond_two_gigabytes(device: torch.device) -> None:

@@ -169,5 +169,6 @@ def test_tiles_cover_every_pair_once(device: torch.device) -> None:
         assert (flat[pairs] == word >> 40).all()
         found.append(pairs)
     assert set(spans[len(found) :]) == {-1}
+    assert (tiles.pairs[sum(map(len, found)) :] == -1).all()
     by_expert = flat.argsort(stable=True)
     assert torch.equal(torch.cat(found).long(), by_expert[(flat < 0).sum() :])

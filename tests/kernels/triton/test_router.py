@@ -46,6 +46,16 @@ def test_equals_the_definition(
     torch.testing.assert_close(weights, wanted_weights.float(), rtol=1e-5, atol=0)
 
 
+def test_padding_chooses_nobody(device: torch.device) -> None:
+    given = inputs(5, 64, 8, device)
+    group = torch.tensor([0, 0, 4, -1, -1], device=device)
+    ids, weights = router.route(*given, group, num_experts_per_tok=3, scale=1.5)
+    alone, _ = reference.route(*given, group, num_experts_per_tok=3, scale=1.5)
+    assert torch.equal(ids, alone)
+    assert (ids[3:] == -1).all()
+    assert weights.isfinite().all()
+
+
 def test_a_wide_gate_keeps_its_bits(device: torch.device) -> None:
     x, _, bias = inputs(4, 64, 8, device)
     gate = torch.randn(8, 64, device=device)

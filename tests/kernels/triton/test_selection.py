@@ -88,6 +88,20 @@ def test_official_widths(device: torch.device, k: int) -> None:
     check(scores, k)
 
 
+@pytest.mark.parametrize("columns", [20, 300, 700])
+def test_only_what_is_visible_counts(device: torch.device, small: None, columns: int) -> None:
+    """Rows of all lengths in one launch, behind which anything lies, at every level."""
+    visible = torch.tensor([0, 1, 3, columns // 2, columns - 1, columns], device=device)
+    scores = torch.randn(len(visible), columns, device=device).bfloat16()
+    hidden = torch.arange(columns, device=device) >= visible.unsqueeze(1)
+    wanted = reference.select_top_k(scores.masked_fill(hidden, -math.inf), 4)
+    for garbage in (math.inf, math.nan, 100.0):
+        actual = selection.select_top_k(scores.masked_fill(hidden, garbage), 4, visible)
+        assert torch.equal(actual, wanted)
+        actual = reference.select_top_k(scores.masked_fill(hidden, garbage), 4, visible)
+        assert torch.equal(actual, wanted)
+
+
 def test_rows_may_have_gaps(device: torch.device, small: None) -> None:
     scores = torch.randn(4, 301, device=device).bfloat16()[::2, :257]
     check(scores, 4)
@@ -126,7 +140,7 @@ def test_candidate_blocks(
     scores = torch.randint(-5, 5, (5, columns), device=device).bfloat16()
     scores[4] = math.nan
     hidden = torch.arange(columns, device=device) >= visible.unsqueeze(1)
-    scores.masked_fill_(hidden, -math.inf)
+    scores.masked_fill_(hidden, math.inf)  # whatever lies there
     size = {"block_size": 8, "topk_blocks": topk_blocks}
     actual = selection.select_candidate_blocks(scores, visible, **size)
     assert torch.equal(actual, reference.select_candidate_blocks(scores, visible, **size))

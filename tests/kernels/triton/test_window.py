@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from leadline.cache.pool import make_field as pool_field
 from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
+from leadline.kernels.reference import window as reference
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.triton import window
@@ -136,3 +140,77 @@ def test_both_halves_of_a_down_projection(device: torch.device) -> None:
     wanted = ops.rms_norm(given.down[:, :96], given.query_weight, eps=EPS)
     torch.testing.assert_close(query, wanted, rtol=2**-7, atol=0)
     assert (query == wanted).double().mean() > 0.99
+
+
+@dataclass
+class Step:
+    """Groups of a step, rows of no group behind them, and a field of rings for them."""
+
+    counts: list[int]
+    device: torch.device
+    window: int = 8
+    ring: int = 16
+    staging: int = 7
+
+    def __post_init__(self) -> None:
+        groups, counts = len(self.counts), torch.tensor(self.counts)
+        self.start = torch.randint(0, 50, (groups,))
+        self.q_off = torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(self.device)
+        group = torch.arange(groups).repeat_interleave(counts)
+        place = torch.arange(len(group)) - self.q_off.cpu()[group]
+        padding = torch.zeros(3, dtype=torch.int64)
+        self.pos = torch.cat((self.start[group] + place, padding)).to(self.device)
+        self.req_of_row = torch.cat((group, padding - 1)).to(self.device)
+        self.seq_len = (self.start + counts).to(self.device)
+        self.slot = (torch.randperm(self.staging - 1)[:groups] + 1).to(self.device)
+        self.floor = (self.start - torch.randint(0, 12, (groups,))).clamp(min=0).to(self.device)
+
+    def plan(self, how: object) -> tuple[Tensor, Tensor, Tensor]:
+        return how.plan_window(  # type: ignore[attr-defined,no-any-return]
+            *(self.pos, self.req_of_row, self.q_off, self.seq_len, self.slot, self.floor),
+            window=self.window,
+            ring=self.ring,
+            staging=self.staging,
+        )
+
+
+# Groups that just fit their ring, and just do not; no rows; longer than the ring.
+COUNTS = [[1, 1, 1], [9, 10, 1, 0, 2], [0, 25, 40], [3]]
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_addresses_of_a_window_are_those_of_the_definition(
+    device: torch.device, counts: list[int]
+) -> None:
+    step = Step(counts, device)
+    (index, outer, inner), wanted = step.plan(window), step.plan(reference)
+    assert torch.equal(index, wanted[0])
+    assert torch.equal(outer, wanted[1])
+    assert torch.equal(inner[:-3], wanted[2][:-3])
+
+
+@pytest.mark.parametrize("record", [Record.FP8_32, Record.BFLOAT16, Record.FLOAT32], ids=str)
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_staged_rows_come_to_their_rings(
+    device: torch.device, counts: list[int], record: Record
+) -> None:
+    """The newest of long groups, and nothing else."""
+    step = Step(counts, device)
+    width = 64 if record is Record.FP8_32 else 48
+    outer = step.staging + -(-sum(counts) // step.ring)
+    field = pool_field(record, outer, step.ring, width, device)
+    memory = field.values.untyped_storage()
+    fill = torch.empty(0, dtype=torch.uint8, device=device).set_(memory)
+    fill.copy_(torch.randint(0, 120, fill.shape, device=device))
+    before = fill.clone()
+
+    def commit(how: object) -> Tensor:
+        fill.copy_(before)
+        how.commit_window(  # type: ignore[attr-defined]
+            *(field, step.q_off, step.seq_len, step.slot), window=8, staging=step.staging
+        )
+        return fill.clone()
+
+    assert torch.equal(commit(window), commit(reference))
+    is_long = any(count + step.window - 1 > step.ring for count in counts)
+    assert torch.equal(fill, before) != is_long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leadline.kernels import ops
+from leadline.models.batch import forward
 from leadline.models.common.rows import Rows
 from leadline.models.deepseek_v41.attention import Selection, StepRows
-from tests.steps import make_stepper
+from tests.steps import make_stepper, trimmed
 
 
 @pytest.mark.parametrize(("layer", "source", "ratio"), [(2, 2, 2), (4, 4, 1), (6, 4, 1)])
@@ -40,10 +40,12 @@ def test_indexer_reproduces_the_golden_unit(
             seq_len=group + 300,
             write_from=group,
             page_table=torch.tensor([[1, 2]]),
+            max_len=300,
         ),
         window=None,  # type: ignore[arg-type]  # the indexer has no window
         plain=ops.rope_angles(pos, stepper.model.plain_frequencies),
         yarn=ops.rope_angles(pos, stepper.model.yarn_frequencies),
+        visible={ratio: (pos + 1) // ratio},
     )
     seen: list[Tensor] = []
     index_logits = ops.index_logits
@@ -80,10 +82,9 @@ def test_groups_may_have_no_row_above_the_cut(golden: Path) -> None:
         stepper.step([(sequence, 149)])
         parts = [(other, 100), (sequence, 1)] if beside_prefill else [(sequence, 1)]
         batch = stepper.batch(parts)
-        batch = dataclasses.replace(batch, rows_upper=torch.tensor([len(batch.ids) - 1]))
+        batch = trimmed(batch, torch.tensor([len(batch.ids) - 1]))
         with torch.inference_mode():
-            hidden = stepper.model.upper(stepper.model.lower(batch), batch)
-            return stepper.model.logits(hidden)
+            return stepper.model.logits(forward(stepper.model, batch))
 
     torch.testing.assert_close(
         decode(beside_prefill=True), decode(beside_prefill=False), rtol=0, atol=1e-12

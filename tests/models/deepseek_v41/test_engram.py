@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,18 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.config.presets import TINY_WINDOW128, V41_FLASH
 from leadline.core.errors import ConfigError
+from leadline.kernels.registry import choose
 from leadline.models.batch import ForwardBatch
 from leadline.models.deepseek_v41.engram import (
     EngramHash,
+    EngramPrefetch,
+    NgramValues,
     compressed_token_map,
     hash_multipliers,
     hash_primes,
 )
+from leadline.weights.engram_tables import TableMemory
+from leadline.weights.load import DummySource
 
 CPU = torch.device("cpu")
 # An id that no golden sequence uses stands for images, so that masks can be put in by hand.
@@ -60,9 +67,9 @@ def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
     return ForwardBatch(
         ids=torch.tensor([i for _, new in fed for i in new], dtype=torch.int32),
         pos=torch.cat([torch.arange(len(old), len(old) + len(new)) for old, new in fed]),
-        req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts).int(),
-        q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
-        seq_len=torch.tensor([len(ids) for ids, _ in parts], dtype=torch.int32),
+        req_of_row=torch.repeat_interleave(torch.arange(len(parts)), counts),
+        q_off=torch.cat((torch.zeros(1), counts.cumsum(0))).long(),
+        seq_len=torch.tensor([len(ids) for ids, _ in parts]),
         slot=none,
         floor_lo=none,
         floor_up=none,
@@ -70,8 +77,17 @@ def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
         page_table=none,
         hist=torch.tensor([([-1] * 3 + old)[-3:] for old, _ in fed], dtype=torch.int32),
         rows_upper=none,
+        req_of_upper=none,
+        upper_off=none,
         sample_rows=none,
+        max_len=0,
+        max_rows=0,
     )
+
+
+def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
+    moved = {f.name: getattr(batch, f.name).to(device) for f in dataclasses.fields(batch)}
+    return ForwardBatch(**moved)
 
 
 def golden_ids(engram: dict[str, Tensor], sequence: str) -> list[int]:
@@ -174,7 +190,7 @@ def test_an_id_that_the_tokenizer_lacks_has_no_ngrams_and_harms_nobody() -> None
     batch = ForwardBatch(
         ids=ids,
         pos=torch.arange(3),
-        req_of_row=torch.zeros(3, dtype=torch.int32),
+        req_of_row=torch.zeros(3, dtype=torch.int64),
         q_off=torch.tensor([0, 3]),
         seq_len=torch.tensor([3]),
         slot=torch.tensor([1]),
@@ -184,8 +200,162 @@ def test_an_id_that_the_tokenizer_lacks_has_no_ngrams_and_harms_nobody() -> None
         page_table=torch.tensor([[1]]),
         hist=torch.full((1, 3), -1),
         rows_upper=torch.arange(3),
+        req_of_upper=torch.zeros(3, dtype=torch.int64),
+        upper_off=torch.tensor([0, 3]),
         sample_rows=torch.arange(3),
+        max_len=3,
+        max_rows=3,
     )
     rows, live = hash_.rows(batch)
     assert live.tolist() == [True, False, True]
     assert (rows >= 0).all()
+
+
+class Table:
+    """A table whose rows are their numbers; writes down that it was asked."""
+
+    num_rows = 834
+    waits_for_host = False
+
+    def __init__(self, journal: list[str]) -> None:
+        self.journal = journal
+
+    def gather(self, rows: Tensor) -> Tensor:
+        self.journal.append("gather")
+        return rows.unsqueeze(-1).expand(*rows.shape, 2)
+
+
+class Streams:
+    """torch's module of a device that writes down what streams do."""
+
+    def __init__(self) -> None:
+        self.journal: list[str] = []
+        self.current = self
+        self.name = "main"
+
+    def Stream(self, priority: int) -> Streams:
+        side = Streams()
+        side.journal, side.name = self.journal, "side"
+        return side
+
+    def current_stream(self) -> Streams:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: Streams) -> Iterator[None]:
+        self.current = stream
+        yield
+        self.current = self
+
+    def wait_stream(self, other: Streams) -> None:
+        self.journal.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> int:
+        self.journal.append(f"{self.name} records")
+        return self.journal.count(f"{self.name} records")
+
+    def wait_event(self, event: int) -> None:
+        self.journal.append(f"{self.name} waits for event {event}")
+
+
+class TestPrefetch:
+    def make(self, journal: list[str]) -> EngramPrefetch:
+        tables = [Table(journal) for _ in TINY_WINDOW128.engram_layer_ids]
+        return EngramPrefetch(EngramHash(TINY_WINDOW128, None, CPU), tables, CPU)
+
+    def test_each_layer_gets_its_own_rows(self) -> None:
+        prefetch, batch = self.make([]), batch_of(([5, 6, 7, 8], 3), ([9], 1))
+        rows, live = prefetch.hash.rows(batch)
+        values = prefetch.start(batch)
+        for index in range(len(TINY_WINDOW128.engram_layer_ids)):
+            got, got_live = values.wait(index)
+            assert torch.equal(got, rows[:, index].repeat_interleave(2, dim=1))
+            assert torch.equal(got_live, live)
+
+    def test_some_rows_go_on_as_plain_tensors(self) -> None:
+        values = self.make([]).start(batch_of(([5, 6, IMAGE, 8], 4)))
+        kept = torch.tensor([1, 3])
+        some = NgramValues.of([1], *(part[kept] for part in values.tensors([1])))
+        for got, whole in zip(some.wait(1), values.wait(1), strict=True):
+            assert torch.equal(got, whole[kept])
+
+    def test_no_rows_are_no_values(self) -> None:
+        values = self.make([]).start(batch_of(([5], 0)))
+        assert values.wait(0)[0].shape == (0, 2 * TINY_WINDOW128.engram_columns)
+
+    def test_streams_fork_once_and_join_at_each_layer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        streams = Streams()
+        monkeypatch.setattr(torch, "get_device_module", lambda _: streams)
+        values = self.make(streams.journal).start(batch_of(([5, 6], 2)))
+        values.wait(0)
+        values.wait(1)
+        assert streams.journal == [
+            "side waits for main",
+            "gather",
+            "side records",
+            "gather",
+            "side records",
+            "main waits for event 1",
+            "main waits for event 2",
+        ]
+
+
+@pytest.mark.gpu
+class TestPrefetchOnAGpu:
+    DEVICE = torch.device("cuda")
+
+    def make(self) -> EngramPrefetch:
+        source = DummySource(TINY_WINDOW128, table_memory=TableMemory(self.DEVICE))
+        tables = [
+            source.engram_table(f"layers.{layer}.engram.embed", torch.bfloat16)
+            for layer in TINY_WINDOW128.engram_layer_ids
+        ]
+        return EngramPrefetch(EngramHash(TINY_WINDOW128, None, self.DEVICE), tables, self.DEVICE)
+
+    def batch(self, ids: list[int]) -> ForwardBatch:
+        return to_device(batch_of((ids, len(ids))), self.DEVICE)
+
+    def wanted(self, ids: list[int]) -> list[Tensor]:
+        source = DummySource(TINY_WINDOW128)
+        rows, _ = EngramHash(TINY_WINDOW128, None, CPU).rows(batch_of((ids, len(ids))))
+        return [
+            source.engram_table(f"layers.{layer}.engram.embed", torch.bfloat16)
+            .gather(rows[:, index])
+            .flatten(1)
+            for index, layer in enumerate(TINY_WINDOW128.engram_layer_ids)
+        ]
+
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+    def test_the_host_waits_for_nothing(self) -> None:
+        prefetch, ids = self.make(), list(range(40, 70))
+        batch = self.batch(ids)
+        with choose("triton", self.DEVICE, torch.bfloat16).active():
+            prefetch.start(batch)  # compiles
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                values = prefetch.start(batch)
+                found = [values.wait(index)[0] for index in range(2)]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        for got, wanted in zip(found, self.wanted(ids), strict=True):
+            assert torch.equal(got.cpu(), wanted)
+
+    def test_a_graph_takes_it_in_and_gathers_what_the_batch_holds_then(self) -> None:
+        prefetch = self.make()
+        batch = self.batch(list(range(40, 70)))
+        with choose("triton", self.DEVICE, torch.bfloat16).active():
+            prefetch.start(batch)  # compiles
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                values = prefetch.start(batch)
+                found = [values.wait(index)[0] + 0 for index in range(2)]
+        for first in (40, 100, 200):
+            ids = list(range(first, first + 30))
+            batch.ids.copy_(torch.tensor(ids))
+            graph.replay()
+            for got, wanted in zip(found, self.wanted(ids), strict=True):
+                assert torch.equal(got.cpu(), wanted)

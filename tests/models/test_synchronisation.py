@@ -1,0 +1,86 @@
+"""No step of a model waits for its device, and no shape of it depends on what tensors hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.kernels.registry import Kernels
+from leadline.models.batch import ForwardBatch, forward
+from leadline.models.deepseek_v41.model import DeepseekV41
+from leadline.weights.engram_tables import TableMemory
+from tests.interpreter import interpreter
+from tests.models.test_triton_backend import DEVICE, MODEL
+from tests.steps import Stepper, make_stepper, trimmed
+from tests.synchronisation import SynchronisationError, refused
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    """Triton's. Without a GPU nothing is launched: what counts is done between two launches."""
+    with interpreter():
+        from leadline.kernels.triton import IMPLEMENTATIONS
+
+        if DEVICE == "cpu":
+            module = pytest.importorskip("triton.runtime.interpreter")
+            monkeypatch.setattr(module.GridExecutor, "__call__", lambda *_, **__: None)
+        yield Kernels(dict.fromkeys(IMPLEMENTATIONS, "triton"))
+
+
+def stepper() -> Stepper:
+    return make_stepper(
+        MODEL,
+        dtype=torch.bfloat16,
+        block_size=16,
+        packed=True,
+        device=DEVICE,
+        num_slots=4,
+        table_memory=TableMemory(torch.device(DEVICE)),
+    )
+
+
+def run(model: DeepseekV41, batch: ForwardBatch) -> Tensor:
+    return model.logits(forward(model, batch)[batch.sample_rows])
+
+
+def test_no_step_synchronises(kernels: Kernels) -> None:
+    """A chunk that is staged and trimmed beside a short one, one that ends early, and decodes."""
+    made = stepper()
+    long, short = (made.start(list(range(3, 3 + n))) for n in (60, 9))
+    batches = [
+        trimmed(made.batch([(long, 30), (short, 5)]), torch.tensor([34], device=DEVICE)),
+        trimmed(made.batch([(long, 29)]), torch.empty(0, dtype=torch.int64, device=DEVICE)),
+        made.batch([(long, 1), (short, 1)]),
+    ]
+    for batch in batches:
+        batch = dataclasses.replace(
+            batch, sample_rows=torch.arange(len(batch.rows_upper), device=DEVICE)
+        )
+        with torch.inference_mode(), kernels.active():
+            if DEVICE == "cuda":
+                run(made.model, batch)  # compiles and tunes
+            with refused():
+                run(made.model, batch)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.max().item(),
+        lambda x: bool((x > 0).all()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.repeat_interleave(x),
+        lambda x: x + torch.tensor([1, 2, 3]),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+    ],
+)
+def test_whatever_waits_would_be_found(read: Callable[[Tensor], Any]) -> None:
+    with refused(), pytest.raises(SynchronisationError):
+        read(torch.arange(3))
