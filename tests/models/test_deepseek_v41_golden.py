@@ -243,7 +243,8 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
     tokens = cases["p130.input_ids"].tolist()
     with torch.inference_mode():
         batch = stepper.batch([(stepper.start(tokens), 130)])
-        step = model._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
+        rows = batch.pos, batch.req_of_row, batch.q_off
+        step = model._step(batch, *rows, batch.floor_lo, model.blocks)
         model.lower(batch)
         assert model.engram_hash is not None
         ngrams = NgramRows(*model.engram_hash.rows(batch))

@@ -178,7 +178,6 @@ class DeepseekV41:
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
         self.head = params.wide_linear("head.weight", rows=vocabulary)
-        self.ratios = {config.compress_ratios[source] for source in config.kv_source_layer_ids}
         self._cache: CacheFields | None = None
 
     def bind_cache(self, cache: CacheFields) -> None:
@@ -208,30 +207,35 @@ class DeepseekV41:
             For each row the streams ``[m, S, D]`` in front of the cut layer's attention and its
             normalised input ``[m, D]``; with Engram layers above, ``NgramRows`` for them too.
         """
-        step = self._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
+        blocks = self.blocks[: self.config.cut + 1]
+        rows = batch.pos, batch.req_of_row, batch.q_off
+        step = self._step(batch, *rows, batch.floor_lo, blocks)
         ngrams = None if self.engram_hash is None else NgramRows(*self.engram_hash.rows(batch))
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
         carry[:, 0].fill_(1.0)  # layer 0 attends with the embedding itself
         streams, chosen = Streams(x, carry), Selection()
-        for block in self.blocks[: self.config.cut]:
+        *below, cut = blocks
+        for block in below:
             streams = self._run(block, streams, ngrams, step, chosen)
-        cut, *rest = self.blocks[self.config.cut :]
         with _at_layer(cut.layer):
             x, u = cut.begin(streams, ngrams, step, self.cache)
-        if ngrams is not None and any(block.engram is not None for block in rest):
+        above = self.blocks[self.config.cut + 1 :]
+        if ngrams is not None and any(block.engram is not None for block in above):
             return x, u, ngrams.rows, ngrams.live
         return x, u
 
     def upper(self, state: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
         """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
         x, u, *ngram_rows = state
-        pos, group = batch.pos[batch.rows_upper], batch.req_of_upper
-        above = self._step(batch, pos, group, batch.upper_off, batch.floor_up)
+        blocks = self.blocks[self.config.cut :]
+        pos = batch.pos[batch.rows_upper]
+        rows = pos, batch.req_of_upper, batch.upper_off
+        above = self._step(batch, *rows, batch.floor_up, blocks)
         # The cut layer sees the rows that ``lower`` stored, and its windows reach down to s.
         window = self._plan_window(batch, above.rows, batch.floor_lo, batch.q_off)
         at_cut = dataclasses.replace(above, window=window)
-        cut, *rest = self.blocks[self.config.cut :]
+        cut, *rest = blocks
         if not len(pos):
             cut.attn.commit(at_cut, self.cache)
             return u
@@ -261,9 +265,15 @@ class DeepseekV41:
             return block.finish(x, u, step, self.cache, chosen)
 
     def _step(
-        self, batch: ForwardBatch, pos: Tensor, req_of_row: Tensor, q_off: Tensor, floor: Tensor
+        self,
+        batch: ForwardBatch,
+        pos: Tensor,
+        req_of_row: Tensor,
+        q_off: Tensor,
+        floor: Tensor,
+        blocks: Sequence[Block],
     ) -> StepRows:
-        """What attention needs to know of the rows of one half."""
+        """What attention of these blocks needs to know of their rows."""
         rows = Rows(
             pos,
             req_of_row,
@@ -274,15 +284,22 @@ class DeepseekV41:
             page_table=batch.page_table.long(),
             max_len=batch.max_len,
         )
+        plain = yarn = ops.rope_angles(pos, self.yarn_frequencies)
+        if any(not block.attn.ratio for block in blocks):
+            plain = ops.rope_angles(pos, self.plain_frequencies)
+        compressed = {block.attn.ratio for block in blocks if block.attn.compressor is not None}
+        indexed = {block.attn.ratio for block in blocks if block.attn.indexer is not None}
         return StepRows(
             rows=rows,
             window=self._plan_window(batch, rows, floor, q_off),
-            plain=ops.rope_angles(pos, self.plain_frequencies),
-            yarn=ops.rope_angles(pos, self.yarn_frequencies),
-            visible={ratio: rows.visible(ratio) for ratio in self.ratios},
+            plain=plain,
+            yarn=yarn,
+            visible={ratio: rows.visible(ratio) for ratio in indexed},
             entry_angles={
-                ratio: ops.rope_angles(pos - (ratio - 1), self.yarn_frequencies)
-                for ratio in self.ratios
+                ratio: yarn
+                if ratio == 1
+                else ops.rope_angles(pos - (ratio - 1), self.yarn_frequencies)
+                for ratio in compressed
             },
         )
 
