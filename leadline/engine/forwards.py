@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-import random
 import time
 from array import array
 from bisect import bisect_left
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -272,8 +272,9 @@ class Graphs:
                 return
             left -= count
             # Another end each, so that rows choose other experts.
-            draw = random.Random(number)
-            tokens = array("i", draw.choices(range(self._limits.vocab_size), k=length))
+            draw = np.random.default_rng(number)
+            ids = draw.integers(self._limits.vocab_size, size=length, dtype=np.int32)
+            tokens = array("i", ids.tobytes())
             request = Request("stand-in", tokens, length, SamplingParams(), arrival=0.0)
             request.slot = 1 + number % (self._size.num_slots - 1)
             request.cached = length

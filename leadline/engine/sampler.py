@@ -254,22 +254,28 @@ def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = (
     if not drawn:
         return tokens
 
-    params = [requests[i].sampling for i in drawn]
-    uniforms = [ops.counter_uniform(requests[i].seed, len(requests[i].tokens)) for i in drawn]
-
-    def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return upload(values, logits.device, dtype)
-
-    rows = upload(drawn, logits.device)
+    columns = [(i, *_draw_parameters(requests[i])) for i in drawn]
+    # In one copy: float64 holds rows and top_k as they are.
+    rows, temperature, min_p, top_k, top_p, uniform = upload(
+        list(zip(*columns, strict=True)), logits.device, torch.float64
+    )
+    rows = rows.long()
     sampled = ops.sample(
         logits if len(drawn) == len(requests) else logits.index_select(0, rows),
-        temperature_R=column([p.temperature for p in params]),
-        min_p_R=column([p.min_p for p in params]),
-        top_k_R=column([p.top_k for p in params], torch.int64),
-        top_p_R=column([p.top_p for p in params]),
-        uniform_R=column(uniforms),
+        temperature_R=temperature,
+        min_p_R=min_p,
+        top_k_R=top_k.long(),
+        top_p_R=top_p,
+        uniform_R=uniform,
     )
     return tokens.index_copy(0, rows, sampled)
+
+
+def _draw_parameters(request: Request) -> tuple[float, ...]:
+    """Temperature, min_p, top_k, top_p, and the uniform number of the next token."""
+    params = request.sampling
+    uniform = ops.counter_uniform(request.seed, len(request.tokens))
+    return params.temperature, params.min_p, params.top_k, params.top_p, uniform
 
 
 def _launch_logprobs(
