@@ -110,26 +110,26 @@ class Block:
 
     def begin(
         self, streams: Streams, ngrams: NgramRows | None, step: StepRows, cache: CacheFields
-    ) -> tuple[Tensor, Tensor]:
-        """Up to the caches: ``x [r, S, D]`` and ``u [r, D]``."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Up to the caches: ``x [r, S, D]``, ``u [r, D]``, and ``qr`` of ``Attention.write``."""
         if self.engram is not None and ngrams is not None:
             x = self.engram.inject(streams.x, ngrams.rows[:, self.engram_index], ngrams.live)
             streams = Streams(x, streams.carry)
         x, u = streams.enter(self.attn_norm, eps=self.eps)
-        self.attn.write(u, step, cache)
-        return x, u
+        return x, u, self.attn.write(u, step, cache)
 
     def finish(
         self,
         x: Tensor,
         u: Tensor,
+        qr: Tensor | None,
         step: StepRows,
         cache: CacheFields,
         chosen: Selection,
     ) -> Streams:
         """Attention, then the experts; each site's ``pre`` is used one site later."""
         pre, post, comb = self.hc_attn.coefficients(x)
-        y = self.attn.read(u, step, cache, chosen)
+        y = self.attn.read(u, qr, step, cache, chosen)
         x, u = Streams(x, pre, Update(y, post, comb)).enter(self.ffn_norm, eps=self.eps)
         carry, post, comb = self.hc_ffn.coefficients(x)
         return Streams(x, carry, Update(self.ffn.forward(u, step.rows.req_of_row), post, comb))
@@ -219,7 +219,7 @@ class DeepseekV41:
         for block in below:
             streams = self._run(block, streams, ngrams, step, chosen)
         with _at_layer(cut.layer):
-            x, u = cut.begin(streams, ngrams, step, self.cache)
+            x, u, _ = cut.begin(streams, ngrams, step, self.cache)
         above = self.blocks[self.config.cut + 1 :]
         if ngrams is not None and any(block.engram is not None for block in above):
             return x, u, ngrams.rows, ngrams.live
@@ -242,7 +242,7 @@ class DeepseekV41:
         ngrams = NgramRows(*ngram_rows) if ngram_rows else None
         chosen = Selection()
         with _at_layer(cut.layer):
-            streams = cut.finish(x, u, at_cut, self.cache, chosen)
+            streams = cut.finish(x, u, None, at_cut, self.cache, chosen)
         for block in rest:
             streams = self._run(block, streams, ngrams, above, chosen)
         _, hidden = streams.enter(self.norm, eps=self.config.rms_norm_eps)
@@ -261,8 +261,8 @@ class DeepseekV41:
         chosen: Selection,
     ) -> Streams:
         with _at_layer(block.layer):
-            x, u = block.begin(streams, ngrams, step, self.cache)
-            return block.finish(x, u, step, self.cache, chosen)
+            x, u, qr = block.begin(streams, ngrams, step, self.cache)
+            return block.finish(x, u, qr, step, self.cache, chosen)
 
     def _step(
         self,
