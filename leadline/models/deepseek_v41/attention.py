@@ -249,16 +249,14 @@ class Attention:
         Returns:
             ``[r, q_lora_rank]``, what queries are made of; None at the cut.
         """
-        angles, ring, plan = self._angles(step), cache.window[self.layer], step.window
-        place = ring, plan.outer, plan.inner
+        plan = step.window
+        place = (*self._angles(step), cache.window[self.layer], plan.outer, plan.inner)
         qr = None
         if self.down is None:
-            latent = ops.linear(u, self.wkv)
-            ops.norm_rotate_store(latent, self.kv_norm, *angles, *place, eps=self.eps)
+            ops.norm_rotate_store(ops.linear(u, self.wkv), self.kv_norm, *place, eps=self.eps)
         else:
-            norms = self.q_norm, self.kv_norm
             down = ops.linear(u, self.down)
-            qr = ops.norm_query_store_window(down, *norms, *angles, *place, eps=self.eps)
+            qr = ops.norm_query_store_window(down, self.q_norm, self.kv_norm, *place, eps=self.eps)
         if self.compressor is not None:
             self.compressor.write(
                 u,
