@@ -402,7 +402,7 @@ def test_E5_the_switch_points_at_the_producer(
     """Finite but huge weights of one layer: their product is named, no victim above it."""
     stepper = make_stepper(GOLDEN / "v41-reference")
     block = stepper.model.blocks[layer]
-    weight = {"linear": block.attn.wkv, "shared_expert": block.ffn.shared_w2}[op].dense
+    weight = {"linear": block.attn.wq_b, "shared_expert": block.ffn.shared_w2}[op].dense
     weight.mul_(3e38 / weight.abs().max())
     monkeypatch.setattr(debug.switch, "enabled", True)
     with pytest.raises(NonFiniteError, match=f"op {op} in layer {layer} "):

@@ -70,35 +70,31 @@ class BatchLayout:
     """
 
     def __init__(self, capacity: BatchShape, num_history: int) -> None:
-        self.capacity = capacity
         self._history = num_history
-        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
-        end = 0
-        for name in _FIELDS:
+        self._places: dict[str, tuple[slice, torch.dtype, tuple[int, ...]]] = {}
+        end, sizes = 0, self._sizes(capacity)
+        for name, (dtype, dims) in _FIELDS.items():
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            self._places[name] = start, self._dims(name, capacity)
-            end = start + self._num_bytes(name, capacity)
+            whole = tuple(sizes[size] for size in dims)
+            end = start + math.prod(whole) * dtype.itemsize
+            self._places[name] = slice(start, end), dtype, whole
         self.num_bytes = end
 
     def fields(self, buffer: Tensor, shape: BatchShape) -> dict[str, Tensor]:
         """Views of a buffer ``[num_bytes]`` uint8: a batch of this shape."""
-        views = {}
-        for name, (start, whole) in self._places.items():
-            dtype, dims = _FIELDS[name][0], self._dims(name, shape)
-            end = start + math.prod(whole) * dtype.itemsize
-            views[name] = buffer[start:end].view(dtype).view(whole)[: dims[0]]
-        return views
+        sizes = self._sizes(shape)
+        return {
+            name: buffer[place].view(dtype).view(whole)[: sizes[_FIELDS[name][1][0]]]
+            for name, (place, dtype, whole) in self._places.items()
+        }
 
     def used_bytes(self, shape: BatchShape) -> int:
         """Leading bytes of a buffer that hold a batch of this shape."""
-        return self._places["page_table"][0] + self._num_bytes("page_table", shape)
+        place, dtype, (_, pages) = self._places["page_table"]
+        return int(place.start) + shape.groups * pages * dtype.itemsize
 
-    def _dims(self, name: str, shape: BatchShape) -> tuple[int, ...]:
-        sizes = {**shape._asdict(), "bounds": shape.groups + 1, "history": self._history}
-        return tuple(sizes[size] for size in _FIELDS[name][1])
-
-    def _num_bytes(self, name: str, shape: BatchShape) -> int:
-        return math.prod(self._dims(name, shape)) * _FIELDS[name][0].itemsize
+    def _sizes(self, shape: BatchShape) -> dict[str, int]:
+        return {**shape._asdict(), "bounds": shape.groups + 1, "history": self._history}
 
 
 @dataclass(frozen=True, slots=True)

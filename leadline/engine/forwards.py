@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-import random
 import time
 from array import array
 from bisect import bisect_left
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,9 +129,13 @@ class Graphs:
             sampled=rows,
             pages=pages_of(limits.max_len, size.page_size),
         )
-        layout = BatchLayout(self._capacity, builder.num_history)
-        buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=builder.device)
-        self._static = StaticBatch(layout, buffer, limits.max_len)
+        # Steps of decode rows are short, and their copy to the device is what they begin with.
+        self._decodes = self._memory_for(self._decode_shape(self._capacity.groups))
+        self._prompts = self._memory_for(self._capacity)
+        self._decode_batches = {
+            rows: self._decodes.batch(self._decode_shape(rows), max_rows=1)
+            for rows in self._decode_rows
+        }
         self._decode: dict[int, Replay] = {}
         self._lower: dict[int, Replay] = {}
         self._upper: dict[int, Replay] = {}
@@ -146,13 +150,13 @@ class Graphs:
         start, before = time.perf_counter(), _memory(self._builder.device)
         self._make_buffers()
         for rows in reversed(self._lower_rows):
-            self._load_stand_ins(self._prefill_shape(rows, 0), rows, num_upper=0)
+            self._load_stand_ins(self._prompts, self._prefill_shape(rows, 0), num_upper=0)
             self._lower[rows] = self._capture(functools.partial(self._run_lower, rows))
         for rows in reversed(self._upper_rows):
-            self._load_stand_ins(self._prefill_shape(rows, rows), rows, num_upper=rows)
+            self._load_stand_ins(self._prompts, self._prefill_shape(rows, rows), num_upper=rows)
             self._upper[rows] = self._capture(functools.partial(self._run_upper, rows))
         for rows in reversed(self._decode_rows):
-            self._load_stand_ins(self._decode_shape(rows), rows, num_upper=1, num_rows=1)
+            self._load_stand_ins(self._decodes, self._decode_shape(rows))
             self._decode[rows] = self._capture(functools.partial(self._run_decode, rows))
         logger.info(
             "graphs: %d of decode rows (up to %d), %d and %d of prompts (up to %d and %d); "
@@ -169,8 +173,8 @@ class Graphs:
         shape = BatchShape.of(groups)
         is_decode = shape.rows == shape.upper == shape.sampled == len(groups)
         if is_decode and (rows := _bucket(self._decode_rows, shape.rows)):
-            batch = self._load(self._decode_shape(rows), groups, max_rows=1)
-            return batch, functools.partial(self._replay_decode, rows)
+            self._builder.load(self._decodes, self._decode_shape(rows), groups)
+            return self._decode_batches[rows], functools.partial(self._replay_decode, rows)
         lower, upper = (
             _bucket(self._lower_rows, shape.rows),
             _bucket(self._upper_rows, shape.upper) if shape.upper else 0,
@@ -179,14 +183,15 @@ class Graphs:
             return self._eager.prepare(groups)
         padded = self._prefill_shape(lower or shape.rows, upper or shape.upper)
         padded = padded._replace(sampled=shape.sampled)
-        batch = self._load(padded, groups, max_rows=max(group.num_rows for group in groups))
+        most = max(group.num_rows for group in groups)
+        self._builder.load(self._prompts, padded, groups)
+        batch = self._prompts.batch(padded, max_rows=most)
         return batch, functools.partial(self._replay_prefill, batch, lower, upper)
 
-    def _load(
-        self, shape: BatchShape, groups: Sequence[RowGroup], *, max_rows: int
-    ) -> ForwardBatch:
-        self._builder.load(self._static, shape, groups)
-        return self._static.batch(shape, max_rows)
+    def _memory_for(self, capacity: BatchShape) -> StaticBatch:
+        layout = BatchLayout(capacity, self._builder.num_history)
+        buffer = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._builder.device)
+        return StaticBatch(layout, buffer, self._limits.max_len)
 
     # ---- shapes -----------------------------------------------------------------------------
 
@@ -200,18 +205,17 @@ class Graphs:
     # ---- what is captured -------------------------------------------------------------------
 
     def _run_decode(self, rows: int) -> None:
-        batch = self._static.batch(self._decode_shape(rows), max_rows=1)
-        self._hidden[:rows].copy_(forward(self._model, batch))
+        self._hidden[:rows].copy_(forward(self._model, self._decode_batches[rows]))
 
     def _run_lower(self, rows: int) -> None:
-        batch = self._static.batch(self._prefill_shape(rows, 0), max_rows=rows)
+        batch = self._prompts.batch(self._prefill_shape(rows, 0), max_rows=rows)
         for out, result in zip(self._lower_out, self._model.lower(batch), strict=True):
             out[:rows].copy_(result)
 
     def _run_upper(self, rows: int) -> None:
         """Rows of the lower half may be any, so none are left out of the shape."""
         shape = self._prefill_shape(self._capacity.rows, rows)
-        batch = self._static.batch(shape, max_rows=self._capacity.rows)
+        batch = self._prompts.batch(shape, max_rows=self._capacity.rows)
         state = tuple(part[:rows] for part in self._upper_in)
         self._hidden[:rows].copy_(self._model.upper(state, batch))
 
@@ -240,8 +244,8 @@ class Graphs:
 
     def _make_buffers(self) -> None:
         """Of the shapes that a small step has."""
-        self._load_stand_ins(self._decode_shape(1), 1, num_upper=1, num_rows=1)
-        batch = self._static.batch(self._decode_shape(1), max_rows=1)
+        self._load_stand_ins(self._decodes, self._decode_shape(1))
+        batch = self._decode_batches[1]
         state = self._model.lower(batch)
         hidden = self._model.upper(state, batch)
         self._lower_out = _buffers(state, max(self._lower_rows, default=0))
@@ -253,16 +257,22 @@ class Graphs:
         (self._hidden,) = _buffers((hidden,), max(self._upper_rows + self._decode_rows))
 
     def _load_stand_ins(
-        self, shape: BatchShape, rows: int, *, num_upper: int, num_rows: int | None = None
+        self, memory: StaticBatch, shape: BatchShape, *, num_upper: int | None = None
     ) -> None:
         """Requests like those to come, since what kernels take is measured with them.
 
         They use slots and pages that nobody has yet, and write no entries.
-        """
-        groups = list(self._stand_ins(rows, num_upper, num_rows or rows))
-        self._builder.load(self._static, shape, groups)
 
-    def _stand_ins(self, rows: int, num_upper: int, num_rows: int) -> Iterator[RowGroup]:
+        Args:
+            memory: where they are put.
+            shape: of their step.
+            num_upper: rows of a prompt that run the upper half; None for decode rows.
+        """
+        num_rows = 1 if num_upper is None else shape.rows
+        groups = list(self._stand_ins(shape.rows, num_rows, 1 if num_upper is None else num_upper))
+        self._builder.load(memory, shape, groups)
+
+    def _stand_ins(self, rows: int, num_rows: int, num_upper: int) -> Iterator[RowGroup]:
         length = min(self._limits.max_len, _TUNED_LENGTH)
         num_pages = pages_of(length, self._size.page_size)
         left = rows
@@ -272,8 +282,9 @@ class Graphs:
                 return
             left -= count
             # Another end each, so that rows choose other experts.
-            draw = random.Random(number)
-            tokens = array("i", draw.choices(range(self._limits.vocab_size), k=length))
+            draw = np.random.default_rng(number)
+            ids = draw.integers(self._limits.vocab_size, size=length, dtype=np.int32)
+            tokens = array("i", ids.tobytes())
             request = Request("stand-in", tokens, length, SamplingParams(), arrival=0.0)
             request.slot = 1 + number % (self._size.num_slots - 1)
             request.cached = length

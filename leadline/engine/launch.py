@@ -88,7 +88,8 @@ def build_engine(
         block_size=config.cache.block_size,
         rows_per_decode=config.scheduler.rows_per_decode,
     )
-    budget_bytes = cache_budget_bytes(config.cache, device)
+    staging_bytes = layout.staging_bytes(config.scheduler.max_num_batched_tokens)
+    budget_bytes = cache_budget_bytes(config.cache, device, beside=staging_bytes)
     max_model_len = resolve_max_model_len(config, model_config, layout, budget_bytes)
     policy = resolve_policy(config.cache, model_config)
     takes_snapshots = policy.needs_snapshot and config.cache.enable_prefix_caching
@@ -144,8 +145,15 @@ def build_engine(
             ),
             size,
         )
-        with kernels.active():
-            graphs.capture()
+        try:
+            with kernels.active():
+                graphs.capture()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"graphs do not fit beside weights and cache ({error}); lower "
+                "gpu_memory_utilization or kv_cache_memory_bytes, or set cuda_graphs to 'decode' "
+                "or 'off'"
+            ) from error
     asynchronous = config.async_scheduling
     return Engine(
         model,
@@ -336,11 +344,11 @@ def resolve_table_memory(
     return None
 
 
-def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:
+def cache_budget_bytes(config: CacheConfig, device: torch.device, *, beside: int = 0) -> int:
     """Bytes for pages and slots, once the weights are loaded.
 
     The setting, or else: on a CPU the smaller of 2 GiB and a tenth of memory; on a GPU what
-    ``gpu_memory_utilization`` of it leaves beside what is in use.
+    ``gpu_memory_utilization`` of it leaves beside what is in use and ``beside`` bytes to come.
 
     Raises:
         ConfigError: the GPU is full already.
@@ -351,7 +359,7 @@ def cache_budget_bytes(config: CacheConfig, device: torch.device) -> int:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return min(2 * GIB, memory // 10)
     free, total = torch.cuda.mem_get_info(device)
-    budget = int(total * config.gpu_memory_utilization) - (total - free)
+    budget = int(total * config.gpu_memory_utilization) - (total - free) - beside
     if budget <= 0:
         raise ConfigError(
             f"gpu_memory_utilization {config.gpu_memory_utilization} of {total / GIB:.1f} GiB is "

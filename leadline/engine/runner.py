@@ -228,7 +228,7 @@ def _fill_unknown_tokens(plan: StepPlan, batch: ForwardBatch, previous: StepInFl
             sources.append(previous.row_of[group.request.request_id])
     if rows:
         assert previous.draw is not None
-        device = batch.ids.device
-        known = previous.draw.token_ids.index_select(0, upload(sources, device))
+        targets, places = upload((rows, sources), batch.ids.device)
+        known = previous.draw.token_ids.index_select(0, places)
         # Whose request has ended with an error is fed any token.
-        batch.ids.index_copy_(0, upload(rows, device), known.clamp(min=0).int())
+        batch.ids.index_copy_(0, targets, known.clamp(min=0).int())

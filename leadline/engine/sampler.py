@@ -257,19 +257,24 @@ def _draw(logits: Tensor, requests: Sequence[Request], beside: Sequence[int] = (
 
 def _sample(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """``[v]`` int64: a draw of every row."""
-    params = [request.sampling for request in requests]
-
-    def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return upload(values, logits.device, dtype)
-
+    # In one copy: float64 holds top_k as it is.
+    columns = list(zip(*map(_draw_parameters, requests), strict=True))
+    temperature, min_p, top_k, top_p, uniform = upload(columns, logits.device, torch.float64)
     return ops.sample(
         logits,
-        temperature_R=column([p.temperature for p in params]),
-        min_p_R=column([p.min_p for p in params]),
-        top_k_R=column([p.top_k for p in params], torch.int64),
-        top_p_R=column([p.top_p for p in params]),
-        uniform_R=column([ops.counter_uniform(r.seed, len(r.tokens)) for r in requests]),
+        temperature_R=temperature,
+        min_p_R=min_p,
+        top_k_R=top_k.long(),
+        top_p_R=top_p,
+        uniform_R=uniform,
     )
+
+
+def _draw_parameters(request: Request) -> tuple[float, ...]:
+    """Temperature, min_p, top_k, top_p, and the uniform number of the next token."""
+    params = request.sampling
+    uniform = ops.counter_uniform(request.seed, len(request.tokens))
+    return params.temperature, params.min_p, params.top_k, params.top_p, uniform
 
 
 def _launch_logprobs(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def upload(
-    values: Sequence[float] | NDArray[np.generic],
+    values: Sequence[float] | Sequence[Sequence[float]] | NDArray[np.generic],
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> Tensor:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     "cpu_speed",
     "decode_profile",
+    "graphs",
     "replay_deviation",
     "scheduler_cost",
     "simulated_day",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leadline.core.request import Request, SamplingParams
-from leadline.engine.batch_builder import BatchBuilder
+from leadline.engine.batch_builder import BatchBuilder, BatchLayout, BatchShape, StaticBatch
 from leadline.engine.plan import RowGroup, RowKind
 
 
@@ -85,3 +85,40 @@ def test_a_model_without_ngrams_gets_an_empty_history() -> None:
     batch = builder.build([group(make(5, slot=1, pages=[1]), 2, 3, 3, 1)])
     assert batch.hist.shape == (1, 0)
     assert batch.ids.tolist() == [12, 13, 14]
+
+
+def test_a_step_in_static_memory_is_padded_to_the_wanted_shape() -> None:
+    """Rows of no group, groups without rows, the null page and the padding slot."""
+    layout = BatchLayout(BatchShape(16, 6, 12, 9, pages=4), num_history=3)
+    buffer = torch.randint(0, 100, (layout.num_bytes,), dtype=torch.uint8)
+    static = StaticBatch(layout, buffer, max_len=1000)
+    shape = BatchShape(rows=8, groups=4, upper=6, sampled=3, pages=4)
+    groups = [
+        group(make(300, slot=4, pages=[7, 9], first_id=1000), 299, 1, 1, 1),
+        group(make(9, slot=2, pages=[3]), 4, 5, 2, 0),
+    ]
+    BUILDER.load(static, shape, groups)
+    batch = static.batch(shape, max_rows=5)
+    assert batch.ids.tolist() == [1299, 14, 15, 16, 17, 18, 0, 0]
+    assert batch.pos.tolist() == [299, 4, 5, 6, 7, 8, 0, 0]
+    assert batch.req_of_row.tolist() == [0, 1, 1, 1, 1, 1, -1, -1]
+    assert batch.q_off.tolist() == [0, 1, 6, 6, 6]
+    assert batch.seq_len.tolist() == [300, 9, 1, 1]
+    assert batch.slot.tolist() == [4, 2, 0, 0]
+    assert batch.page_table.tolist() == [[7, 9, 0, 0], [3, 0, 0, 0], [0] * 4, [0] * 4]
+    assert batch.hist[2:].tolist() == [[-1] * 3] * 2
+    assert batch.rows_upper.tolist() == [0, 4, 5, 0, 0, 0]
+    assert batch.req_of_upper.tolist() == [0, 1, 1, -1, -1, -1]
+    assert batch.upper_off.tolist() == [0, 1, 3, 3, 3]
+    assert batch.sample_rows.tolist() == [0, 0, 0]
+    assert (batch.max_len, batch.max_rows) == (1000, 5)
+
+
+def test_batches_of_static_memory_have_its_addresses() -> None:
+    layout = BatchLayout(BatchShape(16, 6, 12, 9, pages=4), num_history=3)
+    static = StaticBatch(layout, torch.zeros(layout.num_bytes, dtype=torch.uint8), max_len=9)
+    small, large = (static.batch(BatchShape(n, n, n, n, pages=4), max_rows=1) for n in (2, 6))
+    names = {field.name for field in fields(small)} - {"max_len", "max_rows"}
+    for name in names:
+        assert getattr(small, name).data_ptr() == getattr(large, name).data_ptr(), name
+        assert getattr(small, name).data_ptr() % 16 == 0, name

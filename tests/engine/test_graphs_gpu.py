@@ -122,26 +122,23 @@ def test_40_replays_equal_what_they_were_captured_from(served: Served) -> None:
     """Bit for bit, in any order of all graphs, which share their memory."""
     graphs = served.graphs
     assert graphs is not None
-    kinds: list[tuple[Any, Any, int, dict[str, int]]] = [
-        *((graphs._run_lower, graphs._lower, n, {"num_upper": 0}) for n in graphs._lower),
-        *((graphs._run_upper, graphs._upper, n, {"num_upper": n}) for n in graphs._upper),
-        *(
-            (graphs._run_decode, graphs._decode, n, {"num_upper": 1, "num_rows": 1})
-            for n in graphs._decode
-        ),
+    kinds: list[tuple[Any, Any, int, int | None]] = [
+        *((graphs._run_lower, graphs._lower, n, 0) for n in graphs._lower),
+        *((graphs._run_upper, graphs._upper, n, n) for n in graphs._upper),
+        *((graphs._run_decode, graphs._decode, n, None) for n in graphs._decode),
     ]
     random.Random(0).shuffle(kinds)
     before = [tensor.clone() for tensor in state_of(served)]
-    for run, captured, rows, groups in kinds:
-        shape = graphs._decode_shape(rows)
-        if captured is not graphs._decode:
-            shape = graphs._prefill_shape(rows, groups["num_upper"])
+    for run, captured, rows, upper in kinds:
+        step = graphs._decodes, graphs._decode_shape(rows)
+        if upper is not None:
+            step = graphs._prompts, graphs._prefill_shape(rows, upper)
         results = []
         for launch in (lambda: run(rows), captured[rows]):  # noqa: B023 - called at once
             for tensor, kept in zip(state_of(served), before, strict=True):
                 tensor.copy_(kept)
             with served.kernels.active():
-                graphs._load_stand_ins(shape, rows, **groups)
+                graphs._load_stand_ins(*step, num_upper=upper)
                 launch()
             results.append([tensor.clone() for tensor in state_of(served)])
         for eager, replayed in zip(*results, strict=True):

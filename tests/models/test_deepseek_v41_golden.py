@@ -243,7 +243,8 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
     tokens = cases["p130.input_ids"].tolist()
     with torch.inference_mode():
         batch = stepper.batch([(stepper.start(tokens), 130)])
-        step = model._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
+        rows = batch.pos, batch.req_of_row, batch.q_off
+        step = model._step(batch, *rows, batch.floor_lo, model.blocks)
         model.lower(batch)
         assert model.prefetch is not None
         ngrams = model.prefetch.start(batch)
@@ -259,9 +260,9 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
         if source is not None and source != layer:
             restore_source(stepper, layer, chosen, cases)
         record_outputs(block, seen)
-        streams, u = block.begin(Streams(x, carry), ngrams, step, stepper.pool)
+        streams, u, qr = block.begin(Streams(x, carry), ngrams, step, stepper.pool)
         assert torch.equal(u, cases[f"p130.bf16.attn_in.{layer}"])
-        out = block.finish(streams, u, step, stepper.pool, chosen)
+        out = block.finish(streams, u, qr, step, stepper.pool, chosen)
     for name in (f"attn.{layer}", f"ffn.{layer}"):
         got, want = seen[name].float(), cases[f"p130.bf16.{name}"].float()
         assert (got - want).norm() / want.norm() < 2e-3, name

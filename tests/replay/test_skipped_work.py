@@ -57,8 +57,8 @@ class RowCounts:
         return found[0], found[1]
 
 
-def begin_idle(block: Block, streams: Streams, *_: Any) -> tuple[Tensor, Tensor]:
-    return streams.before, torch.zeros(len(streams.before), block.attn_norm.shape[0])
+def begin_idle(block: Block, streams: Streams, *_: Any) -> tuple[Tensor, Tensor, None]:
+    return streams.before, torch.zeros(len(streams.before), block.attn_norm.shape[0]), None
 
 
 def finish_idle(block: Block, x: Tensor, *_: Any) -> Streams:

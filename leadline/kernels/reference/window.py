@@ -20,7 +20,7 @@ def plan_window(
     window: int,
     ring: int,
     staging: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Addresses of window rows in a field of rings (cache-and-scheduling 1.8).
 
     A row at p reads positions ``[max(p - window + 1, floor), p]``. New rows of a group go straight
@@ -40,9 +40,9 @@ def plan_window(
         staging: outer unit of the field at which staged rows begin.
 
     Returns:
-        ``[r, W]`` addresses ``outer * ring + inner``, oldest first, -1 behind them; and
-        ``outer [r]`` and ``inner [r]`` at which a row itself is stored, ``outer`` being -1 for
-        padding. All int64.
+        ``[r, W]`` addresses ``outer * ring + inner``, oldest first, -1 behind them; ``[r]``
+        ``window_width`` of ``sparse_attention``; and ``outer [r]`` and ``inner [r]`` at which a
+        row itself is stored, ``outer`` being -1 for padding. All int64.
     """
     count = q_off.diff()
     start = seq_len - count
@@ -62,7 +62,8 @@ def plan_window(
     own = address(pos.unsqueeze(1))
     index = address(position).masked_fill(~lives | (position > pos.unsqueeze(1)), -1)
     outer = (own // ring).masked_fill(~lives, -1)
-    return index, outer.squeeze(1), (own % ring).squeeze(1)
+    width = seq_len[group.squeeze(1)].clamp(max=window)
+    return index, width, outer.squeeze(1), (own % ring).squeeze(1)
 
 
 def commit_window(

@@ -161,21 +161,21 @@ def plan_window(
     window: int,
     ring: int,
     staging: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One program a row."""
     rows = len(pos)
     index = torch.empty(rows, window, dtype=torch.int64, device=pos.device)
-    own = torch.empty(2, rows, dtype=torch.int64, device=pos.device)
+    width, outer, inner = torch.empty(3, rows, dtype=torch.int64, device=pos.device)
     if rows:
         _plan[(rows,)](
-            *(pos, req_of_row, q_off, seq_len, slot, floor, index, own[0], own[1]),
+            *(pos, req_of_row, q_off, seq_len, slot, floor, index, width, outer, inner),
             staging,
             WINDOW=window,
             RING=ring,
             BLOCK=triton.next_power_of_2(window),
             num_warps=1,
         )
-    return index, own[0], own[1]
+    return index, width, outer, inner
 
 
 @triton.jit(do_not_specialize=["staging"])
@@ -187,6 +187,7 @@ def _plan(
     slot,
     floor,
     index,
+    width,
     outer,
     inner,
     staging,
@@ -200,7 +201,8 @@ def _plan(
     position = tl.load(pos + row)
     first = tl.load(q_off + group, mask=live, other=0)
     count = tl.load(q_off + group + 1, mask=live, other=0) - first
-    begin = tl.load(seq_len + group, mask=live, other=0) - count
+    length = tl.load(seq_len + group, mask=live, other=0)
+    begin = length - count
     own_ring = tl.load(slot + group, mask=live, other=0) * RING
     oldest = tl.maximum(position - WINDOW + 1, tl.load(floor + group, mask=live, other=0))
     # Rows of this step from ``staged_from`` on are behind the rings.
@@ -213,6 +215,7 @@ def _plan(
     address = tl.where(live & (read <= position), address, -1)
     tl.store(index + row * WINDOW + place, address, mask=place < WINDOW)
     address = tl.where(position >= staged_from, to_staging + position, own_ring + position % RING)
+    tl.store(width + row, tl.minimum(length, WINDOW))
     tl.store(outer + row, tl.where(live, address // RING, -1))
     tl.store(inner + row, tl.where(live, address % RING, 0))
 

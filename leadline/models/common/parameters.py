@@ -120,7 +120,7 @@ def _stack(parts: list[Weight]) -> Weight:
     formats = {part.format for part in parts}
     if len(formats) > 1 or (packed and dense):
         raise CheckpointError(
-            f"w1 and w3 of an expert come in different formats, {', '.join(sorted(formats))}; "
-            "they are multiplied as one matrix and need the same"
+            f"matrices of one input come in different formats, {', '.join(sorted(formats))}; "
+            "they are multiplied as one and need the same"
         )
     return PackedWeight.stack(packed) if packed else LinearWeight.stack(dense)

@@ -76,7 +76,7 @@ def plan_window(
         ring: rows of a ring.
         staging: outer unit of the field behind the rings.
     """
-    index, outer, inner = ops.plan_window(
+    index, width, outer, inner = ops.plan_window(
         rows.pos,
         rows.req_of_row,
         stored,
@@ -87,5 +87,4 @@ def plan_window(
         ring=ring,
         staging=staging,
     )
-    width = rows.seq_len[rows.req_of_row.clamp(min=0)].clamp(max=window)
     return WindowPlan(index, width, outer, inner, stored, stages, window, staging)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
-from leadline.kernels.packed import RecordField
+from leadline.kernels.packed import RecordField, Weight
 from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan
@@ -204,7 +204,11 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class Attention:
-    """``attn`` of a block, in two halves: ``write`` fills caches, ``read`` attends."""
+    """``attn`` of a block, in two halves: ``write`` fills caches, ``read`` attends.
+
+    Both begin with a product of the same input. It is one product but at the cut, where few of the
+    rows that write also read.
+    """
 
     def __init__(
         self, params: Parameters, prefix: str, config: ModelConfig, layer: int, exact_rounding: bool
@@ -217,10 +221,14 @@ class Attention:
         heads = params.placement.shard(config.num_attention_heads, "num_attention_heads")
         groups = params.placement.shard(config.o_groups, "o_groups")
         rank = config.o_lora_rank
-        self.wq_a = params.linear(f"{prefix}.wq_a")
+        self.down: Weight | None = None
+        if layer == config.cut:
+            self.wq_a = params.linear(f"{prefix}.wq_a")
+            self.wkv = params.linear(f"{prefix}.wkv")
+        else:
+            self.down = params.stacked_linear(f"{prefix}.wq_a", f"{prefix}.wkv")
         self.q_norm = params.tensor(f"{prefix}.q_norm.weight")
         self.wq_b = params.linear(f"{prefix}.wq_b", out=slice(heads.start * d, heads.stop * d))
-        self.wkv = params.linear(f"{prefix}.wkv")
         self.kv_norm = params.tensor(f"{prefix}.kv_norm.weight")
         self.sink = params.tensor(f"{prefix}.attn_sink", rows=heads)
         low_rank = slice(groups.start * rank, groups.stop * rank)
@@ -235,17 +243,20 @@ class Attention:
         if layer in config.index_source_layer_ids:
             self.indexer = Indexer(params, f"{prefix}.indexer", config, layer, exact_rounding)
 
-    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> None:
-        """Store window rows, entries and keys of ``u [r, D]``."""
-        ops.norm_rotate_store(
-            ops.linear(u, self.wkv),
-            self.kv_norm,
-            *self._angles(step),
-            cache.window[self.layer],
-            step.window.outer,
-            step.window.inner,
-            eps=self.eps,
-        )
+    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> Tensor | None:
+        """Store window rows, entries and keys of ``u [r, D]``.
+
+        Returns:
+            ``[r, q_lora_rank]``, what queries are made of; None at the cut.
+        """
+        plan = step.window
+        place = (*self._angles(step), cache.window[self.layer], plan.outer, plan.inner)
+        qr = None
+        if self.down is None:
+            ops.norm_rotate_store(ops.linear(u, self.wkv), self.kv_norm, *place, eps=self.eps)
+        else:
+            down = ops.linear(u, self.down)
+            qr = ops.norm_query_store_window(down, self.q_norm, self.kv_norm, *place, eps=self.eps)
         if self.compressor is not None:
             self.compressor.write(
                 u,
@@ -254,10 +265,27 @@ class Attention:
                 cache.index[self.layer],
                 cache.open_groups.get(self.layer),
             )
+        return qr
 
-    def read(self, u: Tensor, step: StepRows, cache: CacheFields, chosen: Selection) -> Tensor:
-        """Attend with the rows ``u [r, D]`` over their windows and the selected entries."""
-        qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)
+    def read(
+        self,
+        u: Tensor,
+        qr: Tensor | None,
+        step: StepRows,
+        cache: CacheFields,
+        chosen: Selection,
+    ) -> Tensor:
+        """Attend with the rows ``u [r, D]`` over their windows and the selected entries.
+
+        Args:
+            u: as ``write`` got it, or some rows of that at the cut.
+            qr: what ``write`` returned.
+            step: of these rows.
+            cache: that ``write`` has filled.
+            chosen: of the half so far.
+        """
+        if qr is None:
+            qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)
         q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
         kv = None
         if self.kv_source is not None:

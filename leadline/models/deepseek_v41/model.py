@@ -102,26 +102,26 @@ class Block:
 
     def begin(
         self, streams: Streams, ngrams: NgramValues | None, step: StepRows, cache: CacheFields
-    ) -> tuple[Tensor, Tensor]:
-        """Up to the caches: ``x [r, S, D]`` and ``u [r, D]``."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Up to the caches: ``x [r, S, D]``, ``u [r, D]``, and ``qr`` of ``Attention.write``."""
         if self.engram is not None and ngrams is not None:
             x = self.engram.inject(streams.x, *ngrams.wait(self.engram_index))
             streams = Streams(x, streams.carry)
         x, u = streams.enter(self.attn_norm, eps=self.eps)
-        self.attn.write(u, step, cache)
-        return x, u
+        return x, u, self.attn.write(u, step, cache)
 
     def finish(
         self,
         x: Tensor,
         u: Tensor,
+        qr: Tensor | None,
         step: StepRows,
         cache: CacheFields,
         chosen: Selection,
     ) -> Streams:
         """Attention, then the experts; each site's ``pre`` is used one site later."""
         pre, post, comb = self.hc_attn.coefficients(x)
-        y = self.attn.read(u, step, cache, chosen)
+        y = self.attn.read(u, qr, step, cache, chosen)
         x, u = Streams(x, pre, Update(y, post, comb)).enter(self.ffn_norm, eps=self.eps)
         carry, post, comb = self.hc_ffn.coefficients(x)
         return Streams(x, carry, Update(self.ffn.forward(u, step.rows.req_of_row), post, comb))
@@ -176,7 +176,6 @@ class DeepseekV41:
         self.norm = params.tensor("norm.weight")
         vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
         self.head = params.wide_linear("head.weight", rows=vocabulary)
-        self.ratios = {config.compress_ratios[source] for source in config.kv_source_layer_ids}
         self._cache: CacheFields | None = None
 
     def bind_cache(self, cache: CacheFields) -> None:
@@ -207,16 +206,18 @@ class DeepseekV41:
             normalised input ``[m, D]``; with Engram layers above, their ``NgramValues`` too.
         """
         ngrams = None if self.prefetch is None else self.prefetch.start(batch)
-        step = self._step(batch, batch.pos, batch.req_of_row, batch.q_off, batch.floor_lo)
+        blocks = self.blocks[: self.config.cut + 1]
+        rows = batch.pos, batch.req_of_row, batch.q_off
+        step = self._step(batch, *rows, batch.floor_lo, blocks)
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
         carry[:, 0].fill_(1.0)  # layer 0 attends with the embedding itself
         streams, chosen = Streams(x, carry), Selection()
-        for block in self.blocks[: self.config.cut]:
+        *below, cut = blocks
+        for block in below:
             streams = self._run(block, streams, ngrams, step, chosen)
-        cut, *_ = self.blocks[self.config.cut :]
         with _at_layer(cut.layer):
-            x, u = cut.begin(streams, ngrams, step, self.cache)
+            x, u, _ = cut.begin(streams, ngrams, step, self.cache)
         if ngrams is None or not self.engrams_above:
             return x, u
         return x, u, *ngrams.tensors(self.engrams_above)
@@ -225,18 +226,20 @@ class DeepseekV41:
         """The rest for ``batch.rows_upper``: ``[u, D]`` after the final norm."""
         x, u, *of_ngrams = state
         ngrams = NgramValues.of(self.engrams_above, *of_ngrams) if of_ngrams else None
-        pos, group = batch.pos[batch.rows_upper], batch.req_of_upper
-        above = self._step(batch, pos, group, batch.upper_off, batch.floor_up)
+        blocks = self.blocks[self.config.cut :]
+        pos = batch.pos[batch.rows_upper]
+        rows = pos, batch.req_of_upper, batch.upper_off
+        above = self._step(batch, *rows, batch.floor_up, blocks)
         # The cut layer sees the rows that ``lower`` stored, and its windows reach down to s.
         window = self._plan_window(batch, above.rows, batch.floor_lo, batch.q_off)
         at_cut = dataclasses.replace(above, window=window)
-        cut, *rest = self.blocks[self.config.cut :]
+        cut, *rest = blocks
         if not len(pos):
             cut.attn.commit(at_cut, self.cache)
             return u
         chosen = Selection()
         with _at_layer(cut.layer):
-            streams = cut.finish(x, u, at_cut, self.cache, chosen)
+            streams = cut.finish(x, u, None, at_cut, self.cache, chosen)
         for block in rest:
             streams = self._run(block, streams, ngrams, above, chosen)
         _, hidden = streams.enter(self.norm, eps=self.config.rms_norm_eps)
@@ -255,13 +258,19 @@ class DeepseekV41:
         chosen: Selection,
     ) -> Streams:
         with _at_layer(block.layer):
-            x, u = block.begin(streams, ngrams, step, self.cache)
-            return block.finish(x, u, step, self.cache, chosen)
+            x, u, qr = block.begin(streams, ngrams, step, self.cache)
+            return block.finish(x, u, qr, step, self.cache, chosen)
 
     def _step(
-        self, batch: ForwardBatch, pos: Tensor, req_of_row: Tensor, q_off: Tensor, floor: Tensor
+        self,
+        batch: ForwardBatch,
+        pos: Tensor,
+        req_of_row: Tensor,
+        q_off: Tensor,
+        floor: Tensor,
+        blocks: Sequence[Block],
     ) -> StepRows:
-        """What attention needs to know of the rows of one half."""
+        """What attention of these blocks needs to know of their rows."""
         rows = Rows(
             pos,
             req_of_row,
@@ -272,15 +281,22 @@ class DeepseekV41:
             page_table=batch.page_table.long(),
             max_len=batch.max_len,
         )
+        plain = yarn = ops.rope_angles(pos, self.yarn_frequencies)
+        if any(not block.attn.ratio for block in blocks):
+            plain = ops.rope_angles(pos, self.plain_frequencies)
+        compressed = {block.attn.ratio for block in blocks if block.attn.compressor is not None}
+        indexed = {block.attn.ratio for block in blocks if block.attn.indexer is not None}
         return StepRows(
             rows=rows,
             window=self._plan_window(batch, rows, floor, q_off),
-            plain=ops.rope_angles(pos, self.plain_frequencies),
-            yarn=ops.rope_angles(pos, self.yarn_frequencies),
-            visible={ratio: rows.visible(ratio) for ratio in self.ratios},
+            plain=plain,
+            yarn=yarn,
+            visible={ratio: rows.visible(ratio) for ratio in indexed},
             entry_angles={
-                ratio: ops.rope_angles(pos - (ratio - 1), self.yarn_frequencies)
-                for ratio in self.ratios
+                ratio: yarn
+                if ratio == 1
+                else ops.rope_angles(pos - (ratio - 1), self.yarn_frequencies)
+                for ratio in compressed
             },
         )
 

@@ -131,8 +131,9 @@ def test_plan_window(both: Both) -> None:
         staging=9,
     )
     assert torch.equal(fast[0], wanted[0])
-    assert torch.equal(fast[1], wanted[1])
-    assert torch.equal(fast[2][:-2], wanted[2][:-2])
+    assert torch.equal(fast[1][:-2], wanted[1][:-2])
+    assert torch.equal(fast[2], wanted[2])
+    assert torch.equal(fast[3][:-2], wanted[3][:-2])
 
 
 def test_route_of_large_scores_and_of_a_broken_row(both: Both) -> None:

@@ -47,10 +47,10 @@ def test_equals_the_definition(
 
 
 def test_padding_chooses_nobody(device: torch.device) -> None:
-    given = inputs(5, 64, 8, device)
+    x, gate, bias = inputs(5, 64, 8, device)
     group = torch.tensor([0, 0, 4, -1, -1], device=device)
-    ids, weights = router.route(*given, group, num_experts_per_tok=3, scale=1.5)
-    alone, _ = reference.route(*given, group, num_experts_per_tok=3, scale=1.5)
+    ids, weights = router.route(x, gate, bias, group, num_experts_per_tok=3, scale=1.5)
+    alone, _ = reference.route(x, gate, bias, group, num_experts_per_tok=3, scale=1.5)
     assert torch.equal(ids, alone)
     assert (ids[3:] == -1).all()
     assert weights.isfinite().all()

@@ -1,0 +1,34 @@
+"""Numbers on their way between host and device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from leadline.kernels.transfer import Download, upload
+
+CPU = torch.device("cpu")
+
+
+def test_lists_arrays_and_columns_are_uploaded_as_the_wanted_type() -> None:
+    assert upload([3, 1], CPU).tolist() == [3, 1]
+    assert upload([3, 1], CPU).dtype == torch.int64
+    rows, shares = upload([(1, 2), (0.5, 0.25)], CPU, torch.float64)
+    assert (rows.tolist(), shares.tolist()) == ([1.0, 2.0], [0.5, 0.25])
+    assert upload(np.array([1, -1], np.int32), CPU, torch.int32).dtype == torch.int32
+
+
+def test_a_download_on_a_cpu_is_there() -> None:
+    tensor = torch.arange(3)
+    assert Download(tensor).wait() is tensor
+
+
+@pytest.mark.gpu
+def test_a_download_keeps_what_was_there_when_it_was_launched() -> None:
+    device = torch.device("cuda")
+    tensor = upload(range(5), device)
+    torch.cuda._sleep(10**7)
+    numbers = Download(tensor)
+    tensor.fill_(-1)
+    assert numbers.wait().tolist() == list(range(5))
