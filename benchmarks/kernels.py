@@ -11,6 +11,7 @@ import argparse
 import fnmatch
 import functools
 import gc
+import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -198,13 +199,19 @@ def print_results(results: Sequence[Result]) -> None:
 def main() -> int:
     """Returns how many cases failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="cases by name: 'route*'")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="PATTERN", help="cases by name: 'route*'"
+    )
     parser.add_argument("--check", action="store_true", help="compare only, time nothing")
+    parser.add_argument("--show", type=Path, metavar="PATH", help="print such a file, run nothing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     args = parser.parse_args()
+    if args.show is not None:
+        print_results([Result(**found) for found in json.loads(args.show.read_text())["results"]])
+        return 0
     device = torch.device("cuda")
-    cases = [case for case in CASES if fnmatch.fnmatch(case.name, args.only)]
+    cases = [c for c in CASES if any(fnmatch.fnmatch(c.name, only) for only in args.only)]
     ceilings = None if args.check else measure_ceilings(device)
     results, failures = [], {}
     for case in cases:
