@@ -8,6 +8,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+import triton.testing
 from triton.language.extra.cuda import gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
@@ -30,7 +31,12 @@ def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any
             (``bucket``) before they are passed, or every batch size is measured anew.
     """
     chosen = configs[:1] if INTERPRETED else configs
-    return triton.autotune(list(chosen), list(key), cache_results=True)
+    return triton.autotune(list(chosen), list(key), cache_results=True, do_bench=_bench)
+
+
+def _bench(call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+    """Some tens of runs: a model has hundreds of configs to measure when it first starts."""
+    return triton.testing.do_bench(call, warmup=5, rep=20, quantiles=quantiles)
 
 
 def bucket(size: int) -> int:
