@@ -83,11 +83,10 @@ def test_registered_host_memory_is_read_in_place(huge_pages: bool, count: int) -
     memory = HostMemory(2**17 * 66, huge_pages=huge_pages)
     memory.fill([part.numpy() for part in make_table(torch.device("cpu"), 2**17)], "table")
     memory.register()
-    codes, scales = torch.from_numpy(memory.bytes).split([2**17 * 64, 2**17 * 2])
-    table = (codes.view(-1, 64), scales.view(-1, 2))
+    codes, scales = torch.from_numpy(memory.bytes).view(-1, 66).split([64, 2], dim=1)
     rows = torch.randint(-1, 2**17, (count,), device="cuda")
-    actual = engram.gather_rows(*table, rows)
-    assert same_bits(actual, reference.gather_rows(*table, rows))
+    actual = engram.gather_rows(codes, scales, rows)
+    assert same_bits(actual, reference.gather_rows(codes, scales, rows))
 
 
 def test_gather_reaches_beyond_two_gigabytes(device: torch.device) -> None:

@@ -86,8 +86,10 @@ def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
 
 
 def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    moved = {f.name: getattr(batch, f.name).to(device) for f in dataclasses.fields(batch)}
-    return ForwardBatch(**moved)
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return ForwardBatch(
+        **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
+    )
 
 
 def golden_ids(engram: dict[str, Tensor], sequence: str) -> list[int]:
