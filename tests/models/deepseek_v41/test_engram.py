@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,10 +87,11 @@ def batch_of(*parts: tuple[list[int], int]) -> ForwardBatch:
 
 
 def to_device(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    return ForwardBatch(
-        **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
-    )
+    values: dict[str, Any] = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            values[name] = value.to(device)
+    return ForwardBatch(**values)
 
 
 def golden_ids(engram: dict[str, Tensor], sequence: str) -> list[int]:
