@@ -23,7 +23,12 @@ from leadline.kernels.triton.formats import (
     reciprocal_of_scale,
     to_bf16,
 )
-from leadline.kernels.triton.fp8_operands import expand_rows, fold_rows, round_bf16, split_channels
+from leadline.kernels.triton.fp8_operands import (
+    expand_rows,
+    fold_rows,
+    relu_product,
+    split_channels,
+)
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 # Programs of a launch: four on each of 132 SMs. Longer inputs give each at most so many tiles, so
@@ -174,7 +179,7 @@ def _launch(
 
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         row_tiles, tiles = triton.cdiv(rows, meta["ROWS"]), triton.cdiv(columns, meta["KEYS"])
-        stretches = max(_PROGRAMS // row_tiles, triton.cdiv(tiles, _TILES))
+        stretches = max(_PROGRAMS * 128 // meta["KEYS"] // row_tiles, triton.cdiv(tiles, _TILES))
         # Rows first: of other dimensions a grid has 65535 at most.
         return row_tiles, min(stretches, tiles)
 
@@ -260,15 +265,13 @@ def _logits(
     weight = tl.load(weights + at, mask=real, other=0.0).to(tl.float32)
     query = q + at[:, None] * DIM
     if FP8:
-        channel = split_channels(DIM // 2)[None, :]
-        low = tl.load(query + channel, mask=real[:, None], other=0.0).to(tl.float32)
-        high = tl.load(query + channel + 4, mask=real[:, None], other=0.0).to(tl.float32)
-        low, high, power = fold_rows(low, high)
-        weight *= power
-        low, high = low.trans(), high.trans()
+        channel = split_channels(DIM)[None, :]
+        x = tl.load(query + channel, mask=real[:, None], other=0.0)
+        x, power = fold_rows(x.to(tl.float32))
+        weight *= power * 0.0001220703125  # 2^-13
+        x = x.trans()
     else:
-        low = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
-        high = low
+        x = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
 
     tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(1))
     begin = tl.program_id(1) * tiles
@@ -299,10 +302,12 @@ def _logits(
                 inner = entry % PER_PAGE
             score = _score(
                 *(values + page * value_stride + inner * (DIM // 2), exists),
-                *(scales + page * scale_stride + inner * (DIM // 32), low, high, weight),
+                *(scales + page * scale_stride + inner * (DIM // 32), x, weight),
                 *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
             )
-            shown = (entry[:, None] >= 0) & (entry[:, None] < seen[None, :])
+            shown = entry[:, None] < seen[None, :]
+            if blocks is not None:
+                shown &= exists[:, None]
             score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], score, mask=inside)
@@ -318,8 +323,7 @@ def _score(
     value_rows,
     exists,
     scale_rows,
-    low,
-    high,
+    x,
     weight,
     ROWS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -336,46 +340,46 @@ def _score(
     if FP8:
         byte = tl.arange(0, DIM // 2)[None, :]
         codes = tl.load(value_rows[:, None] + byte, mask=there, other=other)
-        key_low, key_high, power = expand_rows(codes, exponents)
-        dot = tl.dot(key_high, high, tl.dot(key_low, low))
+        key, exponent = expand_rows(codes, exponents)
+        dot = tl.dot(key, x)
     else:
         channel = tl.arange(0, DIM)[None, :]
         codes = tl.load(value_rows[:, None] + channel // 2, mask=there, other=other).to(tl.int32)
         key = decode_e2m1(codes >> (channel % 2 * 4)).reshape(KEYS, DIM // 32, 32)
         key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
-        power = tl.full((KEYS,), 1.0, tl.float32)
-        dot = dot_bf16(key, low, tl.zeros((KEYS, ROWS * BLOCK_HEADS), tl.float32))
+        dot = dot_bf16(key, x, tl.zeros((KEYS, ROWS * BLOCK_HEADS), tl.float32))
     # Powers of two commute with roundings, so those of folded rows may be applied at the end.
-    if EXACT:
-        dot = _rounded(dot, FP8)
-    # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
-    product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
-    if EXACT:
-        product = _rounded(product, FP8)
-    return tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2) * power[:, None]
-
-
-@triton.jit
-def _rounded(x, FP8: tl.constexpr):
+    if EXACT and FP8:
+        dot, weight = tl.broadcast(dot, weight.to(tl.bfloat16)[None, :])
+        product = relu_product(dot, weight)
+    elif EXACT:
+        dot = to_bf16(dot).to(tl.float32)
+        product = to_bf16(tl.maximum(dot, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]).to(tl.float32)
+    else:
+        # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
+        product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
+    total = tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2)
     if FP8:
-        return round_bf16(x)
-    return to_bf16(x).to(tl.float32)
+        power = (exponent << 23).to(tl.float32, bitcast=True)[:, None]
+        total = total * power + 0.0 * power  # NaN where the power is infinite
+    return total
 
 
 _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
 _decode = tuned(
     [
-        triton.Config({"ROWS": 1, "KEYS": keys}, num_warps=4, num_stages=stages)
-        for keys, stages in ((64, 3), (64, 5), (128, 3), (128, 5))
+        triton.Config({"ROWS": 1, "KEYS": keys}, num_warps=warps, num_stages=stages)
+        for keys, warps, stages in (
+            *((64, 4, 3), (64, 4, 5), (64, 4, 7), (128, 4, 3), (128, 4, 5), (128, 4, 7)),
+            *((128, 8, 5), (256, 8, 5)),
+        )
     ],
     _KEY,
 )(_logits)
 _prefill = tuned(
     [
-        triton.Config({"ROWS": 4, "KEYS": 64}, num_warps=4, num_stages=3),
-        triton.Config({"ROWS": 4, "KEYS": 128}, num_warps=4, num_stages=3),
-        triton.Config({"ROWS": 4, "KEYS": 128}, num_warps=8, num_stages=3),
-        triton.Config({"ROWS": 8, "KEYS": 128}, num_warps=8, num_stages=3),
+        triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=warps, num_stages=3)
+        for rows, keys, warps in ((4, 64, 4), (4, 128, 4), (8, 64, 4), (8, 128, 8))
     ],
     _KEY,
 )(_logits)
