@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.core.errors import ConfigError
+from leadline.kernels.triton.launch import NATIVE_CASTS
 
 _LONGEST = 16384  # values among which a program chooses at once
 _TILE = 8192  # columns whose maxima a program finds
+_PER_THREAD = 16  # values of a program that chooses
 
 
 def select_top_k(scores: Tensor, k: int) -> Tensor:
@@ -141,7 +143,7 @@ def _chosen(
             WIDTH=width,
             GROUP=group,
             BLOCK_SIZE=block_size,
-            num_warps=min(max(most // 512, 4), 32),  # sixteen values a thread
+            num_warps=min(max(most // 32 // _PER_THREAD, 4), 32),
         )
     return chosen
 
@@ -177,17 +179,29 @@ def _choose_rows(
     keys = _load_keys(high + row * high_stride, high_count, place)
     # Not fewer than k groups of neighbours reach the least of their maxima.
     best = tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1)
-    floor, ceiling = tl.min(best), tl.max(best)
+    floor, ceiling = tl.reduce((best, best), 0, _least_and_largest)
+    floor, ceiling = _whole(floor), _whole(ceiling)
     last = None if LEVELS > 1 else listed
-    floor = _choose(keys, place, floor, ceiling, False, k, out, last, BLOCK_SIZE)
+    floor = _choose(keys, place, floor, ceiling, False, k, out, last, WIDTH, BLOCK_SIZE)
     if LEVELS == 3:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(middle + row * middle_stride, middle_count, place)
-        floor = _choose(keys, place, floor, ceiling, True, k, out, None, BLOCK_SIZE)
+        floor = _choose(keys, place, floor, ceiling, True, k, out, None, WIDTH, BLOCK_SIZE)
     if LEVELS >= 2:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(low + row * low_stride, low_count, place)
-        _choose(keys, place, floor, ceiling, True, k, out, listed, BLOCK_SIZE)
+        _choose(keys, place, floor, ceiling, True, k, out, listed, WIDTH, BLOCK_SIZE)
+
+
+@triton.jit
+def _least_and_largest(least, largest, other_least, other_largest):
+    return tl.minimum(least, other_least), tl.maximum(largest, other_largest)
+
+
+@triton.jit
+def _whole(key):
+    """Keys of 16 bits are float32 whole numbers, whose counting takes the pipe of additions."""
+    return key.to(tl.int32) if key.dtype == tl.float32 else key
 
 
 @triton.jit
@@ -210,48 +224,95 @@ def _load_keys(values, count, place):
     keys = tl.where(x < 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     keys = tl.where(x > -float("inf"), keys, 0)
     if values.dtype.element_ty == tl.bfloat16:
-        return (keys >> 16).to(tl.int32)
+        return (keys >> 16).to(tl.float32)
     else:  # noqa: RET505  # a compiled function has one type of result
         return keys
 
 
 @triton.jit
+def _reach(keys, least):
+    """How many keys are at least so large."""
+    if keys.dtype == tl.float32 and NATIVE_CASTS:
+        VECTOR: tl.constexpr = min(keys.shape[0], 8)
+        excess, _ = tl.broadcast(1.0 - least.to(tl.float32), keys)
+        reached = tl.inline_asm_elementwise(
+            "add.sat.f32 $0, $1, $2;", "=f,f,f", [keys, excess], tl.float32, is_pure=True, pack=1
+        )
+        # Those of a thread as they are, then as integers, which warps add in one instruction.
+        reached = tl.sum(reached.reshape(keys.shape[0] // VECTOR, VECTOR), axis=1)
+        return tl.sum(reached.to(tl.int32))
+    return tl.sum((keys >= least.to(keys.dtype)).to(tl.int32))
+
+
+@triton.jit
+def _scatter(pointers, values, mask):
+    """``tl.store``, which would bring everything into another order through shared memory."""
+    if not NATIVE_CASTS:
+        tl.store(pointers, values, mask=mask)
+    else:
+        tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred stored;
+                setp.ne.b32 stored, $3, 0;
+                @stored st.global.b64 [$1], $2;
+                mov.b32 $0, 0;
+            }
+            """,
+            "=r,l,l,r",
+            [pointers.to(tl.int64), values, mask.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def _choose(
-    keys, place, floor, ceiling, NEAR: tl.constexpr, k, out, blocks, BLOCK_SIZE: tl.constexpr
+    keys,
+    place,
+    floor,
+    ceiling,
+    NEAR: tl.constexpr,
+    k,
+    out,
+    blocks,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
 ):
     """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
 
     ``floor`` is 0, or a key that at least k reach; none is above ``ceiling``. Returns a floor of
     the members of what is chosen. NEAR says that hardly more than k are expected to reach it.
     """
+    floor = tl.maximum(floor, 1) - 1  # so that it rises, and ``reached`` becomes known
+    reached, above = k, 0  # how many reach the floor, and more than the ceiling
     step = (ceiling - floor + 1) // 2
     strides = NEAR  # ever longer ones, until one is too long; from there on, and otherwise, halves
     if NEAR:
-        step = tl.minimum(step, 1)
+        step = tl.minimum(step, 2)
     while floor < ceiling:
         middle = floor + tl.minimum(step, ceiling - floor)
-        if keys.dtype == tl.int32:  # 16 bits: a sign instead of a comparison, which takes longer
-            reach = -tl.sum((middle - 1 - keys) >> 31)
-        else:
-            reach = tl.sum((keys >= middle).to(tl.int32))
+        reach = _reach(keys, middle)
         strides = strides & (reach >= k)
+        reached = tl.where(reach >= k, reach, reached)
+        above = tl.where(reach < k, reach, above)
         floor = tl.where(reach >= k, middle, floor)
         ceiling = tl.where(reach > k, ceiling, tl.where(reach == k, middle, middle - 1))
         step = tl.where(strides, step * 2, (ceiling - floor + 1) // 2)
-    above = (keys > floor).to(tl.int32)
-    equal = ((keys == floor) & (keys > 0)).to(tl.int32)
-    both = above + (equal << 16)  # in one scan: neither count exceeds 2^14
-    until, total = tl.cumsum(both, axis=0), tl.sum(both)
-    skipped = tl.maximum((total >> 16) + (total & 0xFFFF) - k, 0)
-    chosen = (above > 0) | ((equal > 0) & ((until >> 16) > skipped))
+    # Where nothing reaches a floor above 0, what does not exist equals it.
+    skipped = tl.where(floor > 0, reached - k, 1 << 14)
+    filled = tl.where(floor > 0, k, above)
+    larger = (keys > floor.to(keys.dtype)).to(tl.int32)
+    equal = (keys == floor.to(keys.dtype)).to(tl.int32)
+    until = tl.cumsum(larger + (equal << 16), axis=0)  # in one: neither exceeds 2^14
+    chosen = (larger > 0) | ((equal > 0) & ((until >> 16) > skipped))
     slot = (until & 0xFFFF) + tl.maximum((until >> 16) - skipped, 0) - 1
     found = place.to(tl.int64)
     if blocks is not None:
         block = tl.load(blocks + place // BLOCK_SIZE, mask=chosen, other=0)
         found = block * BLOCK_SIZE + place % BLOCK_SIZE
-    tl.store(out + slot, found, mask=chosen)
-    slot = tl.arange(0, place.shape[0])
-    filled = (total & 0xFFFF) + (total >> 16) - skipped
-    nothing = tl.full(slot.shape, -1, tl.int64)
-    tl.store(out + slot, nothing, mask=(slot >= filled) & (slot < k))
+    _scatter(out + slot, found, chosen)
+    slot = tl.arange(0, WIDTH)
+    tl.store(out + slot, tl.full((WIDTH,), -1, tl.int64), mask=(slot >= filled) & (slot < k))
     return floor
