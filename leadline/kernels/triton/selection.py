@@ -18,8 +18,9 @@ from leadline.core.errors import ConfigError
 from leadline.kernels.triton.launch import NATIVE_CASTS
 
 _LONGEST = 16384  # values among which a program chooses at once
-_TILE = 8192  # columns whose maxima a program finds
+_FAST = True
 _PER_THREAD = 16  # values of a program that chooses
+_TILE = 8192  # columns whose maxima a program finds
 
 
 def select_top_k(scores: Tensor, k: int) -> Tensor:
@@ -143,7 +144,9 @@ def _chosen(
             WIDTH=width,
             GROUP=group,
             BLOCK_SIZE=block_size,
-            num_warps=min(max(most // 32 // _PER_THREAD, 4), 32),
+            FAST=_FAST,
+            THREADS=32 * (warps := min(max(most // 32 // _PER_THREAD, 4), 32)),
+            num_warps=warps,
         )
     return chosen
 
@@ -168,6 +171,8 @@ def _choose_rows(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    THREADS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Choose among the highest of LEVELS, then among the members of what was chosen."""
     row = tl.program_id(0).to(tl.int64)
@@ -182,15 +187,15 @@ def _choose_rows(
     floor, ceiling = tl.reduce((best, best), 0, _least_and_largest)
     floor, ceiling = _whole(floor), _whole(ceiling)
     last = None if LEVELS > 1 else listed
-    floor = _choose(keys, place, floor, ceiling, False, k, out, last, WIDTH, BLOCK_SIZE)
+    floor = _choose(keys, place, floor, ceiling, False, k, out, last, WIDTH, BLOCK_SIZE, THREADS, FAST)
     if LEVELS == 3:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(middle + row * middle_stride, middle_count, place)
-        floor = _choose(keys, place, floor, ceiling, True, k, out, None, WIDTH, BLOCK_SIZE)
+        floor = _choose(keys, place, floor, ceiling, True, k, out, None, WIDTH, BLOCK_SIZE, THREADS, FAST)
     if LEVELS >= 2:
         place = _members(out, k, WIDTH, GROUP)
         keys = _load_keys(low + row * low_stride, low_count, place)
-        _choose(keys, place, floor, ceiling, True, k, out, listed, WIDTH, BLOCK_SIZE)
+        _choose(keys, place, floor, ceiling, True, k, out, listed, WIDTH, BLOCK_SIZE, THREADS, FAST)
 
 
 @triton.jit
@@ -229,9 +234,77 @@ def _load_keys(values, count, place):
         return keys
 
 
+@triton.constexpr_function
+def _counting(n):
+    """PTX that counts which of a thread's n keys reach a number, and adds those of its warp."""
+    counts = "".join(
+        f"add.sat.f32 one, ${n + i}, ${2 * n}; add.f32 count, count, one;" for i in range(n)
+    )
+    return f"""{{
+        .reg .f32 one, count;
+        .reg .b32 sum, lane, at;
+        .reg .pred first;
+        mov.f32 count, 0f00000000;
+        {counts}
+        cvt.rzi.s32.f32 sum, count;
+        redux.sync.add.s32 sum, sum, 0xFFFFFFFF;
+        mov.u32 lane, %tid.x;
+        shr.u32 at, lane, 5;
+        mad.lo.u32 at, at, 4, ${3 * n};
+        and.b32 lane, lane, 31;
+        setp.eq.u32 first, lane, 0;
+        @first st.shared.b32 [at], sum;
+        {"".join(f"mov.b32 ${i}, 0;" for i in range(n))}
+    }}"""
+
+
+@triton.constexpr_function
+def _constraints(n):
+    return ",".join(["=r"] * n + ["f"] * 2 * n + ["r"] * n)
+
+
+_TOTAL = tl.constexpr("""{
+    .reg .b32 lane, at, part;
+    .reg .pred filled;
+    mov.u32 lane, %tid.x;
+    and.b32 lane, lane, 31;
+    mov.u32 part, 0;
+    mov.u32 at, %ntid.x;
+    shr.u32 at, at, 5;
+    setp.lt.u32 filled, lane, at;
+    mad.lo.u32 at, lane, 4, $1;
+    bar.sync 0;
+    @filled ld.shared.b32 part, [at];
+    redux.sync.add.s32 $0, part, 0xFFFFFFFF;
+}""")
+
+
 @triton.jit
-def _reach(keys, least):
+def _scratch():
+    """Address of two times 32 words of shared memory."""
+    return tl.inline_asm_elementwise(
+        "{ .shared .align 256 .b8 partial[256]; mov.u32 $0, partial; }",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _reach(keys, least, scratch, THREADS: tl.constexpr, FAST: tl.constexpr):
     """How many keys are at least so large."""
+    if keys.dtype == tl.float32 and NATIVE_CASTS and keys.shape[0] >= THREADS and FAST:
+        N: tl.constexpr = keys.shape[0] // THREADS
+        excess, _ = tl.broadcast(1.0 - least.to(tl.float32), keys)
+        at, _ = tl.broadcast(scratch, keys)
+        tl.inline_asm_elementwise(
+            _counting(N), _constraints(N), [keys, excess, at], tl.int32, is_pure=False, pack=N
+        )
+        return tl.inline_asm_elementwise(
+            _TOTAL, "=r,r", [scratch], dtype=tl.int32, is_pure=False, pack=1
+        )
     if keys.dtype == tl.float32 and NATIVE_CASTS:
         VECTOR: tl.constexpr = min(keys.shape[0], 8)
         excess, _ = tl.broadcast(1.0 - least.to(tl.float32), keys)
@@ -279,12 +352,17 @@ def _choose(
     blocks,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    THREADS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
 
     ``floor`` is 0, or a key that at least k reach; none is above ``ceiling``. Returns a floor of
     the members of what is chosen. NEAR says that hardly more than k are expected to reach it.
     """
+    scratch = 0
+    if NATIVE_CASTS:
+        scratch = _scratch()
     floor = tl.maximum(floor, 1) - 1  # so that it rises, and ``reached`` becomes known
     reached, above = k, 0  # how many reach the floor, and more than the ceiling
     step = (ceiling - floor + 1) // 2
@@ -293,7 +371,8 @@ def _choose(
         step = tl.minimum(step, 2)
     while floor < ceiling:
         middle = floor + tl.minimum(step, ceiling - floor)
-        reach = _reach(keys, middle)
+        reach = _reach(keys, middle, scratch, THREADS, FAST)
+        scratch ^= 128
         strides = strides & (reach >= k)
         reached = tl.where(reach >= k, reach, reached)
         above = tl.where(reach < k, reach, above)
