@@ -222,16 +222,17 @@ def _members(chosen, k, WIDTH: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def _load_keys(values, count, place):
-    """Integers that order as the values do; 0 for NaN, -inf and what does not exist."""
+    """Numbers that order as the values do; 0 for NaN, -inf and what does not exist."""
     x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
     x = x.to(tl.float32) + 0.0  # one zero
-    bits = x.to(tl.uint32, bitcast=True)
-    keys = tl.where(x < 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-    keys = tl.where(x > -float("inf"), keys, 0)
+    x = tl.where(x == x, x, -float("inf"))
+    bits = x.to(tl.int32, bitcast=True)
     if values.dtype.element_ty == tl.bfloat16:
-        return (keys >> 16).to(tl.float32)
+        bits ^= (bits >> 31) & 0x7FFF0000
+        return bits.to(tl.float32) * 2.0**-16 + 32641.0
     else:  # noqa: RET505  # a compiled function has one type of result
-        return keys
+        bits ^= (bits >> 31) & 0x7FFFFFFF
+        return bits.to(tl.uint32, bitcast=True) + 0x7F800001
 
 
 @triton.constexpr_function
@@ -318,26 +319,28 @@ def _reach(keys, least, scratch, THREADS: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def _scatter(pointers, values, mask):
+def _scatter(out, slot, values, mask):
     """``tl.store``, which would bring everything into another order through shared memory."""
-    if not NATIVE_CASTS:
-        tl.store(pointers, values, mask=mask)
-    else:
+    if NATIVE_CASTS:
+        base, _ = tl.broadcast(out.to(tl.int64), slot)
         tl.inline_asm_elementwise(
-            """
-            {
+            """{
                 .reg .pred stored;
-                setp.ne.b32 stored, $3, 0;
-                @stored st.global.b64 [$1], $2;
+                .reg .b64 at, value;
+                setp.ne.b32 stored, $4, 0;
+                mad.wide.s32 at, $2, 8, $1;
+                cvt.u64.u32 value, $3;
+                @stored st.global.b64 [at], value;
                 mov.b32 $0, 0;
-            }
-            """,
-            "=r,l,l,r",
-            [pointers.to(tl.int64), values, mask.to(tl.int32)],
+            }""",
+            "=r,l,r,r,r",
+            [base, slot, values, mask.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
+    else:
+        tl.store(out + slot, values.to(tl.int64), mask=mask)
 
 
 @triton.jit
@@ -387,11 +390,10 @@ def _choose(
     until = tl.cumsum(larger + (equal << 16), axis=0)  # in one: neither exceeds 2^14
     chosen = (larger > 0) | ((equal > 0) & ((until >> 16) > skipped))
     slot = (until & 0xFFFF) + tl.maximum((until >> 16) - skipped, 0) - 1
-    found = place.to(tl.int64)
     if blocks is not None:
         block = tl.load(blocks + place // BLOCK_SIZE, mask=chosen, other=0)
-        found = block * BLOCK_SIZE + place % BLOCK_SIZE
-    _scatter(out + slot, found, chosen)
+        place = block.to(tl.int32) * BLOCK_SIZE + place % BLOCK_SIZE
+    _scatter(out, slot, place, chosen)
     slot = tl.arange(0, WIDTH)
     tl.store(out + slot, tl.full((WIDTH,), -1, tl.int64), mask=(slot >= filled) & (slot < k))
     return floor
