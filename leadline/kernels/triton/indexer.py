@@ -287,8 +287,7 @@ def _logits(
         for tile in tl.range(begin, scored):
             column = tile * KEYS + tl.arange(0, KEYS)
             if blocks is None and PER_PAGE % KEYS == 0:
-                # One page: its rows may all be read, and what nobody sees is masked below.
-                entry, exists = column, None
+                entry = column
                 page = tl.load(table + tile // (PER_PAGE // KEYS)).to(tl.int64)
                 inner = tile % (PER_PAGE // KEYS) * KEYS + tl.arange(0, KEYS)
             else:
@@ -297,17 +296,17 @@ def _logits(
                     listed = blocks + tl.program_id(0).to(tl.int64) * blocks_stride
                     block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
                     entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
-                exists = (entry >= 0) & (entry < tl.max(seen)) & (column < limit)
-                page = tl.load(table + entry // PER_PAGE, mask=exists, other=0).to(tl.int64)
-                inner = entry % PER_PAGE
+                # Instead of what does not exist the first or last one is read, and masked below.
+                read = tl.maximum(tl.minimum(entry, tl.max(seen) - 1), 0)
+                page = tl.load(table + read // PER_PAGE).to(tl.int64)
+                inner = read % PER_PAGE
             score = _score(
-                *(values + page * value_stride + inner * (DIM // 2), exists),
+                values + page * value_stride + inner * (DIM // 2),
                 *(scales + page * scale_stride + inner * (DIM // 32), x, weight),
                 *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
             )
-            shown = entry[:, None] < seen[None, :]
-            if blocks is not None:
-                shown &= exists[:, None]
+            # As unsigned numbers, of which absent ones are large.
+            shown = entry.to(tl.uint32)[:, None] < seen.to(tl.uint32)[None, :]
             score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], score, mask=inside)
@@ -321,7 +320,6 @@ def _logits(
 @triton.jit
 def _score(
     value_rows,
-    exists,
     scale_rows,
     x,
     weight,
@@ -333,18 +331,16 @@ def _score(
 ):
     """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
     KEYS: tl.constexpr = value_rows.shape[0]
-    there = None if exists is None else exists[:, None]
-    other = None if exists is None else 0
     part = tl.arange(0, DIM // 32)[None, :]
-    exponents = tl.load(scale_rows[:, None] + part, mask=there, other=other)
+    exponents = tl.load(scale_rows[:, None] + part)
     if FP8:
         byte = tl.arange(0, DIM // 2)[None, :]
-        codes = tl.load(value_rows[:, None] + byte, mask=there, other=other)
+        codes = tl.load(value_rows[:, None] + byte)
         key, exponent = expand_rows(codes, exponents)
         dot = tl.dot(key, x)
     else:
         channel = tl.arange(0, DIM)[None, :]
-        codes = tl.load(value_rows[:, None] + channel // 2, mask=there, other=other).to(tl.int32)
+        codes = tl.load(value_rows[:, None] + channel // 2).to(tl.int32)
         key = decode_e2m1(codes >> (channel % 2 * 4)).reshape(KEYS, DIM // 32, 32)
         key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
         dot = dot_bf16(key, x, tl.zeros((KEYS, ROWS * BLOCK_HEADS), tl.float32))
