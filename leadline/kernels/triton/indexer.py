@@ -17,18 +17,13 @@ from leadline.kernels.triton.formats import (
     cast,
     decode_e2m1,
     decode_ue8m0,
-    dot_bf16,
     encode_e2m1,
     fp4_32_scale,
     reciprocal_of_scale,
     to_bf16,
 )
-from leadline.kernels.triton.fp8_operands import (
-    expand_rows,
-    fold_rows,
-    relu_product,
-    split_channels,
-)
+from leadline.kernels.triton.index_decode import decode_logits
+from leadline.kernels.triton.index_products import key_operand, query_operand, sum_heads
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 # Programs of a launch: four on each of 132 SMs. Longer inputs give each at most so many tiles, so
@@ -184,10 +179,11 @@ def _launch(
         return row_tiles, min(stretches, tiles)
 
     assert keys.scales is not None
+    values = keys.values.view(torch.int32)
     kernel[grid](
-        *(q.contiguous(), weights.contiguous(), keys.values, keys.scales),
+        *(q.contiguous(), weights.contiguous(), values, keys.scales),
         *(page_table, req_of_row, blocks, visible, scores),
-        *(keys.values.stride(0), keys.scales.stride(0), page_table.stride(0)),
+        *(values.stride(0), keys.scales.stride(0), page_table.stride(0)),
         *(
             0 if blocks is None else blocks.stride(0),
             scores.stride(0),
@@ -258,20 +254,8 @@ def _logits(
     line = scores + row.to(tl.int64)[None, :] * score_stride
 
     # Every head of every row is a column of the product.
-    lane = tl.arange(0, ROWS * BLOCK_HEADS)
-    head, of_row = lane % BLOCK_HEADS, tl.program_id(0) * ROWS + lane // BLOCK_HEADS
-    real = (head < HEADS) & (of_row < num_rows)
-    at = of_row.to(tl.int64) * HEADS + head
-    weight = tl.load(weights + at, mask=real, other=0.0).to(tl.float32)
-    query = q + at[:, None] * DIM
-    if FP8:
-        channel = split_channels(DIM)[None, :]
-        x = tl.load(query + channel, mask=real[:, None], other=0.0)
-        x, power = fold_rows(x.to(tl.float32))
-        weight *= power * 0.0001220703125  # 2^-13
-        x = x.trans()
-    else:
-        x = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
+    first = tl.program_id(0) * ROWS
+    x, weight = query_operand(q, weights, first, num_rows, ROWS, HEADS, BLOCK_HEADS, DIM, FP8)
 
     tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(1))
     begin = tl.program_id(1) * tiles
@@ -301,7 +285,7 @@ def _logits(
                 page = tl.load(table + read // PER_PAGE).to(tl.int64)
                 inner = read % PER_PAGE
             score = _score(
-                values + page * value_stride + inner * (DIM // 2),
+                values + page * value_stride + inner * (DIM // 8),
                 *(scales + page * scale_stride + inner * (DIM // 32), x, weight),
                 *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
             )
@@ -330,48 +314,25 @@ def _score(
     FP8: tl.constexpr,
 ):
     """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
-    KEYS: tl.constexpr = value_rows.shape[0]
-    part = tl.arange(0, DIM // 32)[None, :]
-    exponents = tl.load(scale_rows[:, None] + part)
-    if FP8:
-        byte = tl.arange(0, DIM // 2)[None, :]
-        codes = tl.load(value_rows[:, None] + byte)
-        key, exponent = expand_rows(codes, exponents)
-        dot = tl.dot(key, x)
-    else:
-        channel = tl.arange(0, DIM)[None, :]
-        codes = tl.load(value_rows[:, None] + channel // 2).to(tl.int32)
-        key = decode_e2m1(codes >> (channel % 2 * 4)).reshape(KEYS, DIM // 32, 32)
-        key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
-        dot = dot_bf16(key, x, tl.zeros((KEYS, ROWS * BLOCK_HEADS), tl.float32))
-    # Powers of two commute with roundings, so those of folded rows may be applied at the end.
-    if EXACT and FP8:
-        dot, weight = tl.broadcast(dot, weight.to(tl.bfloat16)[None, :])
-        product = relu_product(dot, weight)
-    elif EXACT:
-        dot = to_bf16(dot).to(tl.float32)
-        product = to_bf16(tl.maximum(dot, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]).to(tl.float32)
-    else:
-        # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
-        product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
-    total = tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2)
-    if FP8:
-        power = (exponent << 23).to(tl.float32, bitcast=True)[:, None]
-        total = total * power + 0.0 * power  # NaN where the power is infinite
-    return total
+    words = tl.load(value_rows[:, None] + tl.arange(0, DIM // 8)[None, :])
+    exponents = tl.load(scale_rows[:, None] + tl.arange(0, DIM // 32)[None, :])
+    key, power = key_operand(words, exponents, DIM, FP8)
+    return sum_heads(key, power, x, weight, ROWS, BLOCK_HEADS, EXACT, FP8)
 
 
 _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
 _decode = tuned(
     [
-        triton.Config({"ROWS": 1, "KEYS": keys}, num_warps=warps, num_stages=stages)
-        for keys, warps, stages in (
-            *((64, 4, 3), (64, 4, 5), (64, 4, 7), (128, 4, 3), (128, 4, 5), (128, 4, 7)),
-            *((128, 8, 5), (256, 8, 5)),
+        triton.Config(
+            {"ROWS": 1, "KEYS": keys, "WARPS": warps}, num_warps=warps, maxnreg=registers
+        )
+        for keys, warps, registers in (
+            *((64, 4, None), (64, 4, 64), (128, 4, None), (128, 4, 96), (128, 8, None)),
+            *((128, 8, 64), (256, 8, None)),
         )
     ],
     _KEY,
-)(_logits)
+)(decode_logits)
 _prefill = tuned(
     [
         triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=warps, num_stages=3)
