@@ -67,17 +67,17 @@ def decode_logits(
     WHOLE: tl.constexpr = blocks is None and PER_PAGE % KEYS == 0  # a tile lies in one page
     if begin < scored:
         last = scored - 1
-        entry = _entries(listed, begin, place, num_columns, DIM, BLOCK_SIZE, WHOLE)
+        entry = _entries(listed, begin, place, num_columns, BLOCK_SIZE, WHOLE)
         page = _pages(table, entry, seen, KEYS, PER_PAGE, WHOLE)
         words, exponents, mine = _fetch(
             *(values, scales, value_stride, scale_stride),
             *(page, entry, place, seen, DIM, PER_PAGE, WHOLE),
         )
         tile = tl.minimum(begin + 1, last)
-        entry = _entries(listed, tile, place, num_columns, DIM, BLOCK_SIZE, WHOLE)
+        entry = _entries(listed, tile, place, num_columns, BLOCK_SIZE, WHOLE)
         page = _pages(table, entry, seen, KEYS, PER_PAGE, WHOLE)
         tile = tl.minimum(begin + 2, last)
-        later = _entries(listed, tile, place, num_columns, DIM, BLOCK_SIZE, WHOLE)
+        later = _entries(listed, tile, place, num_columns, BLOCK_SIZE, WHOLE)
         for tile in tl.range(begin, scored, num_stages=1):
             key, power = key_operand(words, exponents, DIM, FP8)
             next_words, next_exponents, next_mine = _fetch(
@@ -86,7 +86,7 @@ def decode_logits(
             )
             entry, page = later, _pages(table, later, seen, KEYS, PER_PAGE, WHOLE)
             after = tl.minimum(tile + 3, last)
-            later = _entries(listed, after, place, num_columns, DIM, BLOCK_SIZE, WHOLE)
+            later = _entries(listed, after, place, num_columns, BLOCK_SIZE, WHOLE)
             # The tensor cores' rows: eight lanes, a register, warps, other registers.
             key = key.reshape(KEYS // (16 * WARPS), 2, WARPS, 8, DIM).permute(0, 2, 1, 3, 4)
             ordered = power.reshape(KEYS // (16 * WARPS), 2, WARPS, 8).permute(0, 2, 1, 3)
@@ -105,26 +105,18 @@ def decode_logits(
 
 
 @triton.jit
-def _entries(
-    listed,
-    tile,
-    place,
-    num_columns,
-    DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """Entries ``[KEYS, DIM / 32]`` of a tile, negative where there is no block; WHOLE: the tile."""
+def _entries(listed, tile, place, num_columns, BLOCK_SIZE: tl.constexpr, WHOLE: tl.constexpr):
+    """Entries ``[KEYS]`` of a tile, negative where there is no block; if WHOLE, the tile."""
     KEYS: tl.constexpr = place.shape[0]
     if WHOLE:
         return tile
     else:  # noqa: RET505  # a compiled function has one type of result
-        column = tl.broadcast_to((tile * KEYS + place)[:, None], (KEYS, DIM // 32))
+        column = tile * KEYS + place
         if listed is None:
             return column
         else:  # noqa: RET505
-            block = tl.load(listed + column // BLOCK_SIZE, mask=column < num_columns, other=-1)
-            return block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
+            block = _look_up(listed + tl.minimum(column, num_columns - 1) // BLOCK_SIZE)
+            return block * BLOCK_SIZE + column % BLOCK_SIZE
 
 
 @triton.jit
@@ -134,7 +126,27 @@ def _pages(table, entry, seen, KEYS: tl.constexpr, PER_PAGE: tl.constexpr, WHOLE
         return tl.load(table + entry // (PER_PAGE // KEYS)).to(tl.int64)
     else:  # noqa: RET505
         entry = tl.maximum(tl.minimum(entry, seen - 1), 0)
-        return tl.load(table + entry // PER_PAGE).to(tl.int32)
+        return _look_up(table + entry // PER_PAGE).to(tl.int64)
+
+
+@triton.jit
+def _look_up(pointers):
+    """Small int64 numbers, by the threads that need them; ``tl.load`` would go another way."""
+    if NATIVE_CASTS:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b64 number;
+                ld.global.nc.b64 number, [$1];
+                cvt.u32.u64 $0, number;
+            }""",
+            "=r,l",
+            [pointers.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:  # noqa: RET505
+        return tl.load(pointers).to(tl.int32)
 
 
 @triton.jit
@@ -159,7 +171,6 @@ def _fetch(
         inner = place
     else:
         start = 0
-        page, entry = tl.max(page, axis=1).to(tl.int64), tl.max(entry, axis=1)
         inner = tl.maximum(tl.minimum(entry, seen - 1), 0) % PER_PAGE
         mine = tl.where(entry < 0, 0x7FFFFFFF, entry)
     # No more than a byte at a time, or a thread would load the exponents of another's words.
