@@ -44,17 +44,21 @@ def query_operand(
 
 
 @triton.jit
-def key_operand(words, exponents, DIM: tl.constexpr, FP8: tl.constexpr):
-    """Packed keys ``[KEYS, DIM / 8]`` int32 as a left operand, and a power of two for each."""
+def key_operand(words, exponents, absent, DIM: tl.constexpr, FP8: tl.constexpr):
+    """Packed keys ``[KEYS, DIM / 8]`` int32 as a left operand, and a power of two for each.
+
+    The power is negative where ``absent`` ``[KEYS, DIM / 32]`` is 256, and not 0.
+    """
     KEYS: tl.constexpr = words.shape[0]
     if FP8:
-        key, exponent = expand_rows(words, exponents)
+        # The ninth bit of an exponent becomes a sign.
+        key, exponent = expand_rows(words, exponents.to(tl.int32) + absent)
         power = (exponent << 23).to(tl.float32, bitcast=True)
     else:
         nibbles = words[:, :, None] >> (4 * tl.arange(0, 8)[None, None, :])
         key = decode_e2m1(nibbles).reshape(KEYS, DIM // 32, 32)
         key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
-        power = tl.full((KEYS,), 1.0, tl.float32)
+        power = tl.where(tl.max(absent, axis=1) > 0, -1.0, 1.0)
     return key, power
 
 
@@ -69,7 +73,7 @@ def sum_heads(
     EXACT: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
+    """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``; -inf where power < 0."""
     KEYS: tl.constexpr = key.shape[0]
     if FP8:
         dot = tl.dot(key, x)
@@ -87,4 +91,6 @@ def sum_heads(
         # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
         product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
     total = tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2)
-    return total * power[:, None] + 0.0 * power[:, None]  # NaN where the power is infinite
+    power = power[:, None]
+    # NaN where the power is infinite.
+    return tl.where(power < 0, -float("inf"), total * power + 0.0 * power)

@@ -22,8 +22,7 @@ from leadline.kernels.triton.formats import (
     reciprocal_of_scale,
     to_bf16,
 )
-from leadline.kernels.triton.index_decode import decode_logits
-from leadline.kernels.triton.index_products import key_operand, query_operand, sum_heads
+from leadline.kernels.triton.index_scores import score_rows
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 # Programs of a launch: four on each of 132 SMs. Longer inputs give each at most so many tiles, so
@@ -213,130 +212,26 @@ def _has_fp8_products(dim: int) -> bool:
     return bool(target.backend == "cuda" and target.arch >= 89)
 
 
-@triton.jit
-def _logits(
-    q,
-    weights,
-    values,
-    scales,
-    page_table,
-    req_of_row,
-    blocks,
-    visible,
-    scores,
-    value_stride,
-    scale_stride,
-    table_stride,
-    blocks_stride,
-    score_stride,
-    num_rows,
-    num_columns,
-    size_class,
-    HEADS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PER_PAGE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    EXACT: tl.constexpr,
-    FP8: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """Scores ``[ROWS, a stretch of columns]``; columns are entries, or members of blocks.
-
-    Keys are the left operand, all heads of ROWS rows the right one. Rows of several requests take
-    a turn for each request.
-    """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = row < num_rows
-    request = tl.load(req_of_row + row, mask=live, other=-1).to(tl.int32)
-    seen = tl.load(visible + row, mask=live, other=0).to(tl.int32)
-    line = scores + row.to(tl.int64)[None, :] * score_stride
-
-    # Every head of every row is a column of the product.
-    first = tl.program_id(0) * ROWS
-    x, weight = query_operand(q, weights, first, num_rows, ROWS, HEADS, BLOCK_HEADS, DIM, FP8)
-
-    tiles = tl.cdiv(tl.cdiv(num_columns, KEYS), tl.num_programs(1))
-    begin = tl.program_id(1) * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(num_columns, KEYS))
-    first = tl.min(tl.where(live, request, 0x7FFFFFFF))
-    for turn in tl.range(first, tl.max(request) + 1):
-        mine = live & (request == turn)
-        limit = num_columns
-        if blocks is None:
-            limit = tl.max(tl.where(mine, seen, 0))  # above the diagonal nothing is read
-        table = page_table + turn * table_stride
-        scored = tl.maximum(tl.minimum(end, tl.cdiv(limit, KEYS)), begin)
-        for tile in tl.range(begin, scored):
-            column = tile * KEYS + tl.arange(0, KEYS)
-            if blocks is None and PER_PAGE % KEYS == 0:
-                entry = column
-                page = tl.load(table + tile // (PER_PAGE // KEYS)).to(tl.int64)
-                inner = tile % (PER_PAGE // KEYS) * KEYS + tl.arange(0, KEYS)
-            else:
-                entry = column
-                if blocks is not None:
-                    listed = blocks + tl.program_id(0).to(tl.int64) * blocks_stride
-                    block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
-                    entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
-                # Instead of what does not exist the first or last one is read, and masked below.
-                read = tl.maximum(tl.minimum(entry, tl.max(seen) - 1), 0)
-                page = tl.load(table + read // PER_PAGE).to(tl.int64)
-                inner = read % PER_PAGE
-            score = _score(
-                values + page * value_stride + inner * (DIM // 8),
-                *(scales + page * scale_stride + inner * (DIM // 32), x, weight),
-                *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
-            )
-            # As unsigned numbers, of which absent ones are large.
-            shown = entry.to(tl.uint32)[:, None] < seen.to(tl.uint32)[None, :]
-            score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
-            inside = mine[None, :] & (column < num_columns)[:, None]
-            tl.store(line + column[:, None], score, mask=inside)
-        filled = tl.where(tl.max(mine.to(tl.int32)) > 0, end, scored)
-        for tile in tl.range(scored, filled):
-            column = tile * KEYS + tl.arange(0, KEYS)
-            inside = mine[None, :] & (column < num_columns)[:, None]
-            tl.store(line + column[:, None], -float("inf"), mask=inside)
-
-
-@triton.jit
-def _score(
-    value_rows,
-    scale_rows,
-    x,
-    weight,
-    ROWS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    EXACT: tl.constexpr,
-    FP8: tl.constexpr,
-):
-    """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
-    words = tl.load(value_rows[:, None] + tl.arange(0, DIM // 8)[None, :])
-    exponents = tl.load(scale_rows[:, None] + tl.arange(0, DIM // 32)[None, :])
-    key, power = key_operand(words, exponents, DIM, FP8)
-    return sum_heads(key, power, x, weight, ROWS, BLOCK_HEADS, EXACT, FP8)
-
-
 _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
 _decode = tuned(
     [
-        triton.Config(
-            {"ROWS": 1, "KEYS": keys, "WARPS": warps}, num_warps=warps, maxnreg=registers
-        )
+        triton.Config({"ROWS": 1, "KEYS": keys, "WARPS": warps}, num_warps=warps, maxnreg=registers)
         for keys, warps, registers in (
             *((64, 4, None), (64, 4, 64), (128, 4, None), (128, 4, 96), (128, 8, None)),
             *((128, 8, 64), (256, 8, None)),
         )
     ],
     _KEY,
-)(decode_logits)
+)(score_rows)
 _prefill = tuned(
     [
-        triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=warps, num_stages=3)
-        for rows, keys, warps in ((4, 64, 4), (4, 128, 4), (8, 64, 4), (8, 128, 8))
+        triton.Config(
+            {"ROWS": rows, "KEYS": keys, "WARPS": warps}, num_warps=warps, maxnreg=registers
+        )
+        for rows, keys, warps, registers in (
+            *((4, 64, 4, None), (4, 64, 4, 168), (4, 128, 4, None), (8, 64, 4, None)),
+            *((2, 128, 4, None), (2, 128, 4, 168), (8, 128, 8, None), (4, 128, 8, None)),
+        )
     ],
     _KEY,
-)(_logits)
+)(score_rows)
