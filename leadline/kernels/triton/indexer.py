@@ -213,25 +213,32 @@ def _has_fp8_products(dim: int) -> bool:
 
 
 _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
+
+
+def _config(rows: int, keys: int, warps: int, registers: int | None) -> triton.Config:
+    """With fewer registers more programs share a processor, and hide each other's latencies."""
+    options = {"ROWS": rows, "KEYS": keys, "WARPS": warps}
+    return triton.Config(options, num_warps=warps, maxnreg=registers)
+
+
 _decode = tuned(
     [
-        triton.Config({"ROWS": 1, "KEYS": keys, "WARPS": warps}, num_warps=warps, maxnreg=registers)
-        for keys, warps, registers in (
-            *((64, 4, None), (64, 4, 64), (128, 4, None), (128, 4, 96), (128, 8, None)),
-            *((128, 8, 64), (256, 8, None)),
-        )
+        _config(1, 64, 4, 64),
+        _config(1, 64, 4, None),
+        _config(1, 128, 4, 96),
+        _config(1, 128, 4, None),
+        _config(1, 128, 8, 64),
+        _config(1, 256, 8, None),
     ],
     _KEY,
 )(score_rows)
 _prefill = tuned(
     [
-        triton.Config(
-            {"ROWS": rows, "KEYS": keys, "WARPS": warps}, num_warps=warps, maxnreg=registers
-        )
-        for rows, keys, warps, registers in (
-            *((4, 64, 4, None), (4, 64, 4, 168), (4, 128, 4, None), (8, 64, 4, None)),
-            *((2, 128, 4, None), (2, 128, 4, 168), (8, 128, 8, None), (4, 128, 8, None)),
-        )
+        _config(4, 64, 4, 168),
+        _config(2, 128, 4, 168),
+        _config(4, 128, 4, None),
+        _config(8, 64, 4, None),
+        _config(8, 128, 8, None),
     ],
     _KEY,
 )(score_rows)
