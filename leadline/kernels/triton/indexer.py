@@ -15,11 +15,10 @@ from leadline.kernels.reference import indexer as reference
 from leadline.kernels.triton.formats import (
     absmax,
     cast,
-    decode_e2m1,
     decode_ue8m0,
-    encode_e2m1,
     fp4_32_scale,
     reciprocal_of_scale,
+    round_e2m1,
     to_bf16,
 )
 from leadline.kernels.triton.index_scores import score_rows
@@ -76,19 +75,18 @@ def _prepare_query(
     head = tl.arange(0, BLOCK_HEADS)[:, None]
     channel = tl.arange(0, DIM)[None, :]
     inside = head < heads
-    at = q + row * row_stride + head * head_stride
-    x = tl.load(at + channel, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(q + row * row_stride + head * head_stride + channel, mask=inside, other=0.0)
+    x = x.to(tl.float32)
     if ROPE:
-        turns = channel >= DIM - ROPE
-        pair = row * angle_stride + (channel - (DIM - ROPE)) // 2
-        c = tl.load(cos + pair, mask=turns, other=1.0)
-        s = tl.load(sin + pair, mask=turns, other=0.0)
-        other = tl.load(at + (channel ^ 1), mask=inside & turns, other=0.0).to(tl.float32)
-        x = x * c + tl.where(channel % 2 == 0, -other, other) * s
+        pair = tl.arange(0, DIM // 2) - (DIM - ROPE) // 2
+        c = tl.load(cos + row * angle_stride + pair, mask=pair >= 0, other=1.0)[None, :]
+        s = tl.load(sin + row * angle_stride + pair, mask=pair >= 0, other=0.0)[None, :]
+        first, second = x.reshape(BLOCK_HEADS, DIM // 2, 2).split()
+        x = tl.join(first * c - second * s, second * c + first * s).reshape(BLOCK_HEADS, DIM)
         x = to_bf16(x).to(tl.float32)
     x = x.reshape(BLOCK_HEADS, DIM // 32, 32)
     scale = fp4_32_scale(absmax(x, 2))[:, :, None]
-    x = decode_e2m1(encode_e2m1(x * reciprocal_of_scale(scale))) * decode_ue8m0(scale)
+    x = round_e2m1(x * reciprocal_of_scale(scale)) * decode_ue8m0(scale)
     x = cast(x.reshape(BLOCK_HEADS, DIM), out.dtype.element_ty)
     tl.store(out + (row * heads + head) * DIM + channel, x, mask=inside)
 
