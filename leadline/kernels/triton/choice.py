@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from leadline.kernels.triton.launch import NATIVE_CASTS
+from leadline.kernels.triton.launch import has_ptx
 
 
 @triton.jit
@@ -28,26 +28,8 @@ def extremes(keys):
     return least, largest
 
 
-@triton.jit
-def load_keys(values, count, first, VECTOR: tl.constexpr):
-    """Numbers that order as the values do; 0 for NaN, -inf and what does not exist."""
-    place = first[:, None] + tl.arange(0, VECTOR)[None, :]
-    x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
-    if values.dtype.element_ty == tl.bfloat16 and NATIVE_CASTS and VECTOR > 1:
-        return tl.inline_asm_elementwise(
-            _ORDER, "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
-        )
-    x = x.to(tl.float32) + 0.0  # one zero
-    x = tl.where(x == x, x, -float("inf"))
-    bits = x.to(tl.int32, bitcast=True)
-    if values.dtype.element_ty == tl.bfloat16:
-        bits ^= (bits >> 31) & 0x7FFF0000
-        return bits.to(tl.float32) * 2.0**-16 + 32641.0
-    else:  # noqa: RET505  # a compiled function has one type of result
-        bits ^= (bits >> 31) & 0x7FFFFFFF
-        return bits.to(tl.uint32, bitcast=True) + 0x7F800001
-
-
+# Two bf16 as float32 whole numbers in the same order: no NaN, one zero; sign and magnitude become
+# 16 bits that ascend, these the last bits of 2^23 and more, from which that of -inf is taken.
 _ORDER = tl.constexpr("""{
     .reg .b32 pair, sign, least, one, zero;
     .reg .f32 key;
@@ -67,6 +49,26 @@ _ORDER = tl.constexpr("""{
     mov.b32 key, sign;
     add.f32 $1, key, -8388735.0;
 }""")
+
+
+@triton.jit
+def load_keys(values, count, first, VECTOR: tl.constexpr):
+    """Numbers that order as the values do; 0 for NaN, -inf and what does not exist."""
+    place = first[:, None] + tl.arange(0, VECTOR)[None, :]
+    x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
+    if values.dtype.element_ty == tl.bfloat16 and has_ptx() and VECTOR > 1:
+        return tl.inline_asm_elementwise(
+            _ORDER, "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        )
+    x = x.to(tl.float32) + 0.0  # one zero
+    x = tl.where(x == x, x, -float("inf"))
+    bits = x.to(tl.int32, bitcast=True)
+    if values.dtype.element_ty == tl.bfloat16:
+        bits ^= (bits >> 31) & 0x7FFF0000
+        return bits.to(tl.float32) * 2.0**-16 + 32641.0
+    else:  # noqa: RET505  # a compiled function has one type of result
+        bits ^= (bits >> 31) & 0x7FFFFFFF
+        return bits.to(tl.uint32, bitcast=True) + 0x7F800001
 
 
 @triton.constexpr_function
@@ -135,7 +137,7 @@ def _scratch():
 def _reach(keys, least, scratch, THREADS: tl.constexpr):
     """How many keys are at least so large."""
     SIZE: tl.constexpr = keys.shape[0] * keys.shape[1]
-    if keys.dtype == tl.float32 and NATIVE_CASTS and SIZE >= THREADS:
+    if keys.dtype == tl.float32 and has_ptx() and SIZE >= THREADS:
         N: tl.constexpr = SIZE // THREADS
         excess, _ = tl.broadcast(1.0 - least.to(tl.float32), keys)
         at, _ = tl.broadcast(scratch, keys)
@@ -153,7 +155,7 @@ def _which(keys, least):
     """A bit for each key of a row that is at least so large."""
     VECTOR: tl.constexpr = keys.shape[1]
     bit = (1 << tl.arange(0, VECTOR))[None, :]
-    if keys.dtype == tl.float32 and NATIVE_CASTS:
+    if keys.dtype == tl.float32 and has_ptx():
         excess, _ = tl.broadcast(1.0 - least.to(tl.float32), keys)
         reached = tl.inline_asm_elementwise(
             "add.sat.f32 $0, $1, $2;", "=f,f,f", [keys, excess], tl.float32, is_pure=True, pack=1
@@ -173,7 +175,7 @@ def _count_bits(x):
 @triton.jit
 def _store(out, slot, first, taken, VECTOR: tl.constexpr):
     """Store ``first`` plus the place of each bit in ``taken`` at ``slot`` and behind it."""
-    if NATIVE_CASTS:
+    if has_ptx():
         # As often as a warp needs; and ``tl.store`` would bring everything into another order.
         base, _ = tl.broadcast(out.to(tl.int64), slot)
         tl.inline_asm_elementwise(
@@ -233,7 +235,7 @@ def choose(
     """
     VECTOR: tl.constexpr = keys.shape[1]
     scratch = 0
-    if NATIVE_CASTS:
+    if has_ptx():
         scratch = _scratch()
     floor = tl.maximum(floor, 1) - 1  # so that it rises, and ``reached`` becomes known
     reached, above = k, 0  # how many reach the floor, and more than the ceiling

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from leadline.kernels.triton.formats import cast
 from leadline.kernels.triton.index_products import key_operand, query_operand, sum_heads
-from leadline.kernels.triton.launch import NATIVE_CASTS
+from leadline.kernels.triton.launch import has_ptx
 
 
 @triton.jit
@@ -130,19 +130,19 @@ def _entries(listed, tile, place, num_columns, BLOCK_SIZE: tl.constexpr, WHOLE: 
 
 
 @triton.jit
-def _pages(table, entry, seen, KEYS: tl.constexpr, PER_PAGE: tl.constexpr, WHOLE: tl.constexpr):
+def _pages(table, entry, limit, KEYS: tl.constexpr, PER_PAGE: tl.constexpr, WHOLE: tl.constexpr):
     """Pages of entries; of absent ones, of an entry that exists."""
     if WHOLE:
         return tl.load(table + entry // (PER_PAGE // KEYS)).to(tl.int64)
     else:  # noqa: RET505
-        entry = tl.maximum(tl.minimum(entry, seen - 1), 0)
+        entry = tl.maximum(tl.minimum(entry, limit - 1), 0)
         return _look_up(table + entry // PER_PAGE).to(tl.int64)
 
 
 @triton.jit
 def _look_up(pointers):
     """Small int64 numbers, by the threads that need them; ``tl.load`` would go another way."""
-    if NATIVE_CASTS:
+    if has_ptx():
         return tl.inline_asm_elementwise(
             """{
                 .reg .b64 number;
@@ -168,7 +168,7 @@ def _fetch(
     page,
     entry,
     place,
-    seen,
+    limit,
     DIM: tl.constexpr,
     PER_PAGE: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -184,7 +184,7 @@ def _fetch(
         inner = place
     else:
         start = 0
-        inner = tl.maximum(tl.minimum(entry, seen - 1), 0)
+        inner = tl.maximum(tl.minimum(entry, limit - 1), 0)
         absent += tl.where(inner == entry, 0, 256)[:, None]
         inner %= PER_PAGE
     # No more than a byte at a time, or a thread would load the exponents of another's words.
@@ -198,7 +198,7 @@ def _fetch(
 @triton.jit
 def _store(line, column, score, mask):
     """``tl.store``, which would bring scores into another order through shared memory."""
-    if NATIVE_CASTS and score.dtype == tl.bfloat16:
+    if has_ptx() and score.dtype == tl.bfloat16:
         line, _ = tl.broadcast(line.to(tl.int64)[None, :], score)
         column, _ = tl.broadcast(column[:, None], score)
         tl.inline_asm_elementwise(

@@ -199,10 +199,9 @@ def _launch(
 
 
 def _has_fp8_products(dim: int) -> bool:
-    """Otherwise keys become bf16; the interpreter's product of E4M3 need not be exact.
+    """Otherwise keys become bf16; the interpreter's product of E5M2 need not be exact.
 
-    Products take 32 channels at least, and a key comes in two halves: those of small models are
-    too short.
+    Keys of small models, of less than 64 channels, are not worth it.
     """
     if INTERPRETED or dim < 64:
         return False

@@ -7,12 +7,19 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 INTERPRETED = triton.knobs.runtime.interpret
 """Kernels run by Triton's interpreter, on a CPU."""
 
 NATIVE_CASTS = tl.constexpr(not INTERPRETED)
 """Casts to E4M3 and bf16 round to nearest even, as a GPU's do and the interpreter's do not."""
+
+
+@triton.constexpr_function
+def has_ptx() -> bool:
+    """Whether kernels may have instructions of NVIDIA's own, those of sm_80."""
+    return not INTERPRETED and bool(cuda_capability_geq(8, 0))
 
 
 def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any], Any]:
