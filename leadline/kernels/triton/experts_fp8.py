@@ -6,7 +6,7 @@ the routing weight; hidden rows quantised; down. Programs are numbered as in ``e
 One power of two a row is enough for activations, and the products need none inside: beside groups
 of 32 channels it moves a row by 3.1e-4 of its length at most, whatever is in the row, where E4M3's
 mantissa costs 2.6e-2 in both (``reference.quant.round_trip_fp8_row``). Groups of 512 or 128 could
-not show. Weights lose nothing (``fp8_operands``): a row of a tile is E5M2 and a power of two, which
+not show. Weights lose nothing (``fp8_tiles``): a row of a tile is E5M2 and a power of two, which
 is applied where the row's part is added.
 
 Hopper's FP8 sums keep some 14 bits. Here they end after 128 channels, four instructions; what adds
@@ -30,7 +30,7 @@ from torch import Tensor
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.expert_tiles import sort_pairs, span
 from leadline.kernels.triton.formats import to_bf16
-from leadline.kernels.triton.fp8_operands import SPAN, expand_tile, in_order, quantize_rows
+from leadline.kernels.triton.fp8_tiles import SPAN, expand_tile, in_order, quantize_rows
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.swiglu import clamped_swiglu
 

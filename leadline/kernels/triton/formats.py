@@ -169,3 +169,16 @@ def absmax(x, axis: tl.constexpr):
     """Largest magnitude along an axis; NaN where there is one: its bits are above all others."""
     magnitudes = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.max(magnitudes, axis).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_e2m1(x):
+    """Float32 -> the nearest E2M1 value, as ``decode_e2m1(encode_e2m1(x))``; NaN stays NaN.
+
+    Not to be compiled with fused or reordered sums.
+    """
+    x = tl.clamp(x, -6.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    octave = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000)  # from 1 on
+    # Half of that is the distance of values, and of float32 numbers around this one.
+    big = (octave + (22 << 23) + (1 << 22)).to(tl.float32, bitcast=True)
+    return (x + big) - big

@@ -1,63 +1,48 @@
-"""MXFP4 values, and rows of activations, as operands of FP8 tensor cores (kernels.md 0.5, fact 2).
+"""MXFP4 values as operands of FP8 tensor cores, exactly (kernels.md 0.5, fact 2).
 
 E2M1 times 2^s is a normal E5M2 value for -13 <= s <= 13. A row whose block scales lie within 26
-octaves is therefore one E5M2 row and one power of two, exactly; E4M3 would span 14 octaves, and
-have subnormals to take care of. What lies further below the largest scale of its row is made
-larger, to 2^-26 of it at most. Tensor cores multiply E5M2 by E4M3 as fast as two of a kind, so
-activations are E4M3, of which they need the third bit of the mantissa.
+octaves is therefore one E5M2 row and one power of two; E4M3 would span 14 octaves, and have
+subnormals to take care of. What lies further below the largest scale of its row is made larger, to
+2^-26 of it at most.
 
 NVIDIA only, from sm_89 on: the expansion is PTX.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from leadline.kernels.triton.formats import (
-    absmax,
-    decode_e2m1,
-    decode_ue8m0,
-    encode_e4m3,
-    fp8_32_scale,
-    reciprocal_of_scale,
-)
-from leadline.kernels.triton.launch import INTERPRETED
-
-SPAN = 128
-"""Channels of a tile of ``expand_tile``, whose order ``quantize_rows`` gives its codes."""
-
-# Powers of weights are 2^-22 of what they are, and those of activations, which are 2^-22 at least,
-# make up for it: so no sum on the way overflows unless the true one does, whatever the scales.
-_LIFT = tl.constexpr(22)
-
-_PTX = tl.constexpr(not INTERPRETED)
+from leadline.kernels.triton.formats import absmax
 
 # Eight nibbles in a word pick their magnitudes' codes from two words of four: a byte permutation
-# takes the low three bits of a nibble as a place. The signs of the upper nibbles are the top bits
-# of their bytes, those of the lower ones are once the word is shifted by four; another permutation
-# brings both in the nibbles' order.
+# takes the low three bits of a nibble as a place. Where the fourth bit is set it spreads the sign
+# of the byte there: of bytes 0x40 that makes 0, so twice the outcome is a sign bit for what is NOT
+# negative. Codes of the opposite sign save the instruction that would turn it round; the other
+# operand has the opposite sign too.
 _EXPAND = tl.constexpr("""
 {
-    .reg .b32 places, shifted, magnitude, sign;
-    and.b32 places, $2, 0x77777777;
-    shl.b32 shifted, $2, 4;
-    prmt.b32 magnitude, $3, $7, places;
-    prmt.b32 sign, shifted, $2, 0x5140;
-    lop3.b32 $0, sign, 0x80808080, magnitude, 0xEA;
-    shr.u32 places, places, 16;
-    prmt.b32 magnitude, $3, $7, places;
-    prmt.b32 sign, shifted, $2, 0x7362;
-    lop3.b32 $1, sign, 0x80808080, magnitude, 0xEA;
+    .reg .b32 upper, places, magnitude, sign, half;
+    mov.b32 half, 0x40404040;
+    shr.u32 upper, $2, 16;
+    and.b32 places, $2, 0x7777;
+    prmt.b32 magnitude, $6, $10, places;
+    prmt.b32 sign, half, half, $2;
+    mad.lo.u32 $0, sign, 2, magnitude;
+    and.b32 places, upper, 0x7777;
+    prmt.b32 magnitude, $6, $10, places;
+    prmt.b32 sign, half, half, upper;
+    mad.lo.u32 $1, sign, 2, magnitude;
 }
 """)
 
-_ROUND = tl.constexpr("""
+# The relu and both roundings of two products at once; a sum with -0 changes nothing.
+_RELU_PRODUCT = tl.constexpr("""
 {
-    .reg .b32 pair;
-    cvt.rn.bf16x2.f32 pair, $3, $2;
+    .reg .b32 pair, zero;
+    mov.b32 zero, 0x80008000;
+    cvt.rn.relu.bf16x2.f32 pair, $3, $2;
+    fma.rn.bf16x2 pair, pair, $4, zero;
     shl.b32 $0, pair, 16;
     and.b32 $1, pair, 0xFFFF0000;
 }
@@ -65,170 +50,72 @@ _ROUND = tl.constexpr("""
 
 
 @triton.jit
-def split_channels(HALF: tl.constexpr):
-    """Channels of the first operand of ``expand_rows``; the second holds those four further on.
+def split_channels(DIM: tl.constexpr):
+    """Which channel lies where in the operands.
 
     A product does not mind the order of its terms. In this one the sixteen bytes that a thread
     loads are what the tensor cores want of it, and belong to one block.
     """
-    BLOCKS: tl.constexpr = HALF // 16
-    place = tl.arange(0, HALF)
-    word, block, byte = place // (4 * BLOCKS), place // 4 % BLOCKS, place % 4
-    return block * 32 + word * 8 + byte
+    BLOCKS: tl.constexpr = DIM // 32
+    place = tl.arange(0, DIM)
+    return place // 4 % BLOCKS * 32 + place // (4 * BLOCKS) * 4 + place % 4
 
 
 @triton.jit
-def expand_rows(codes, exponents):
-    """Packed rows as two operands, which hold the channels of ``split_channels``.
+def expand_rows(words, exponents):
+    """Packed rows as an operand, negated, which holds the channels of ``split_channels``.
 
     Args:
-        codes: ``[rows, n / 2]`` uint8 pairs of E2M1.
+        words: ``[rows, n / 8]`` int32, eight E2M1 each.
         exponents: ``[rows, n / 32]`` UE8M0 bytes.
 
     Returns:
-        Two ``[rows, n / 2]`` float8e5 and the power of two ``[rows]`` float32 of each row, NaN
-        where a scale is NaN.
+        ``[rows, n]`` float8e5, and the UE8M0 byte of the
+        largest block of each row, int32, in units of 2^-13.
     """
-    ROWS: tl.constexpr = codes.shape[0]
+    ROWS: tl.constexpr = exponents.shape[0]
     BLOCKS: tl.constexpr = exponents.shape[1]
     e = exponents.to(tl.int32)
-    largest = tl.max(e, axis=1)
-    low, high = _expand(codes, e - largest[:, None])
-    low = low.reshape(ROWS, BLOCKS, 4, 4).permute(0, 2, 1, 3).reshape(ROWS, 16 * BLOCKS)
-    high = high.reshape(ROWS, BLOCKS, 4, 4).permute(0, 2, 1, 3).reshape(ROWS, 16 * BLOCKS)
-    power = decode_ue8m0(largest) * 0.0001220703125  # 2^-13
-    return low.to(tl.float8e5, bitcast=True), high.to(tl.float8e5, bitcast=True), power
-
-
-@triton.jit
-def expand_tile(codes, words):
-    """A tile of packed rows as one operand, for products with codes of ``quantize_rows``.
-
-    Where a warp has 16 of the rows, each thread makes of the bytes that it loads what the tensor
-    cores want of it. That is why rows change places: ``in_order`` puts those of a product back.
-
-    Args:
-        codes: ``[rows, 64]`` uint8 pairs of E2M1; rows a multiple of 16.
-        words: ``[rows]`` int32, a row's four UE8M0 bytes, the first one lowest.
-
-    Returns:
-        ``[rows, SPAN]`` float8e5, and the powers of two ``[rows]`` float32 of the rows, lowered
-        by ``_LIFT`` octaves; NaN where a scale is NaN.
-    """
-    ROWS: tl.constexpr = codes.shape[0]
-    first, second = words & 0xFF, (words >> 8) & 0xFF
-    third, fourth = (words >> 16) & 0xFF, (words >> 24) & 0xFF
-    largest = tl.maximum(tl.maximum(first, second), tl.maximum(third, fourth))
-    exponents = (words[:, None] >> (8 * tl.arange(0, 4))[None, :]) & 0xFF
-    low, high = _expand(codes, exponents - largest[:, None])
-    tile = tl.join(low, high).reshape(2, ROWS // 16, 8, 4, 4, 4, 2)
-    tile = tile.permute(1, 0, 2, 6, 4, 3, 5).reshape(ROWS, 128)
-    # Written as a float's exponent, at which blocks of no weight above 2^-89 count as zeros.
-    bits = tl.maximum(largest - (13 + _LIFT), 0) << 23
-    bits = tl.where(largest == 255, 0x7FC00000, bits)
-    power = bits.to(tl.float32, bitcast=True)
-    power = power.reshape(2, ROWS // 16, 8).permute(1, 0, 2).reshape(ROWS)
-    return tile.to(tl.float8e5, bitcast=True), power
-
-
-@triton.jit
-def in_order(product):
-    """``[rows, n]`` of a product with ``expand_tile``'s operand, rows as they were loaded."""
-    ROWS: tl.constexpr = product.shape[0]
-    N: tl.constexpr = product.shape[1]
-    return product.reshape(ROWS // 16, 2, 8, N).permute(1, 0, 2, 3).reshape(ROWS, N)
-
-
-@triton.jit
-def _expand(codes, octaves):
-    """Codes ``[rows, n / 2]`` times powers of two ``[rows, n / 32]``, at most 1, and 2^13.
-
-    Returns:
-        E5M2 codes ``[rows, n / 32, 16]`` twice: the first and the last four of each eight channels.
-    """
-    ROWS: tl.constexpr = codes.shape[0]
-    BLOCKS: tl.constexpr = octaves.shape[1]
-    octaves = tl.maximum(octaves + 26, 0)[:, :, None]
-    if not _PTX:
-        eights = codes.reshape(ROWS, BLOCKS, 4, 4, 1).to(tl.int32)
-        nibbles = (eights >> (4 * tl.arange(0, 2))).reshape(ROWS, BLOCKS, 4, 2, 4)
-        value = decode_e2m1(nibbles) * decode_ue8m0(octaves + 114)[:, :, :, None, None]
-        # An E5M2 value is the upper half of the same in float16.
-        code = (value.to(tl.float16).to(tl.int16, bitcast=True) >> 8).to(tl.uint8)
-        low, high = tl.split(code.permute(0, 1, 2, 4, 3))
-        return low.reshape(ROWS, BLOCKS, 16), high.reshape(ROWS, BLOCKS, 16)
+    # Not pure: the compiler would find the maximum a second time for another layout.
+    largest = tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [tl.max(e, axis=1)], dtype=tl.int32, is_pure=False, pack=1
+    )
+    octaves = tl.maximum(e - largest[:, None] + 26, 0)[:, :, None, None]
     # The E5M2 codes of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6, times a power of two.
     small = octaves * 0x04040400 + 0x0A080400
     large = octaves * 0x04040404 + 0x12100E0C
-    return tl.inline_asm_elementwise(
+    # By joins a word's four copies lie side by side in a thread, where ``pack`` takes them from.
+    word = tl.join(words, words)
+    word = tl.join(word, word).reshape(ROWS, BLOCKS, 4, 4)
+    low, high = tl.inline_asm_elementwise(
         _EXPAND,
-        "=&r,=&r,r,r,r,r,r,r,r,r,r",  # the first is written before the last look at the inputs
-        [codes.reshape(ROWS, BLOCKS, 16), small, large],
+        "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [word, small, large],
         dtype=(tl.uint8, tl.uint8),
         is_pure=True,
         pack=4,
     )
+    both = tl.join(low, high).permute(0, 2, 4, 1, 3)
+    return both.reshape(ROWS, 32 * BLOCKS).to(tl.float8e5, bitcast=True), largest
 
 
 @triton.jit
-def fold_rows(low, high):
-    """Rows of MXFP4 values ``[rows, n / 2]`` twice, float32, as operands and powers of two."""
-    amax = tl.maximum(absmax(low, 1), absmax(high, 1))
-    exponent = tl.maximum(amax.to(tl.int32, bitcast=True) >> 23, 16)
+def fold_rows(x):
+    """Rows of MXFP4 values, float32, as an operand, negated, and the power of two of each row."""
+    exponent = tl.maximum(absmax(x, 1).to(tl.int32, bitcast=True) >> 23, 16)
     up = ((269 - exponent) << 23).to(tl.float32, bitcast=True)[:, None]  # amax to [2^15, 2^16)
     power = ((exponent - 15) << 23).to(tl.float32, bitcast=True)
-    return (low * up).to(tl.float8e5), (high * up).to(tl.float8e5), power
+    return (x * -up).to(tl.float8e5), power
 
 
 @triton.jit
-def round_bf16(x):
-    """Float32 -> the nearest bf16, as float32; a scalar conversion would be four times slower."""
+def relu_product(dot, weight):
+    """``bf16(relu(bf16(dot)) * weight)`` as float32, of a bf16 weight."""
     return tl.inline_asm_elementwise(
-        _ROUND, "=f,=f,f,f", [x], dtype=tl.float32, is_pure=True, pack=2
+        _RELU_PRODUCT,
+        "=f,=f,f,f,r",
+        [dot, weight],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=2,
     )
-
-
-def quantize_rows(x: Tensor, used: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows as E4M3 and one power of two each (``reference.quant.round_trip_fp8_row``).
-
-    Args:
-        x: ``[n, width]`` bf16, n at least 1, rows contiguous.
-        used: ``[n]`` int32; rows where it is negative are neither read nor written.
-
-    Returns:
-        Codes ``[n, SPAN ceil(width / SPAN)]`` float8_e4m3fn, in the order of ``expand_tile`` within
-        each SPAN, zero beyond the width; powers ``[n]`` float32, raised by ``_LIFT`` octaves, NaN
-        where a row is not finite, infinite where they pass a float's range.
-    """
-    num_rows, width = x.shape
-    padded = triton.cdiv(width, SPAN) * SPAN
-    codes = torch.empty(num_rows, padded, dtype=torch.uint8, device=x.device)
-    powers = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(padded)
-    num_warps = max(1, min(block // 512, 8))
-    _quantize_rows[(num_rows,)](
-        *(x, x.stride(0), used, codes, powers, width, padded),
-        SPAN=SPAN,
-        BLOCK=block,
-        num_warps=num_warps,
-    )
-    return codes.view(torch.float8_e4m3fn), powers
-
-
-@triton.jit
-def _quantize_rows(
-    x, stride, used, codes, powers, width, padded, SPAN: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    if used is not None:  # noqa: SIM102 - compiled only where there are any
-        if tl.load(used + row) < 0:
-            return
-    channel = tl.arange(0, BLOCK)
-    value = tl.load(x + row * stride + channel, mask=channel < width, other=0.0).to(tl.float32)
-    scale = fp8_32_scale(absmax(value, 0))
-    code = encode_e4m3(value * reciprocal_of_scale(scale))
-    # Span, block, word, half of a word, nibble -> the order in which a thread meets them.
-    code = code.reshape(BLOCK // SPAN, 4, 4, 2, 4).permute(0, 3, 2, 1, 4).reshape(BLOCK)
-    tl.store(codes + row * padded + channel, code, mask=channel < padded)
-    power = tl.where(scale == 255, 0x7FC00000, tl.minimum(scale + _LIFT, 255) << 23)
-    tl.store(powers + row, power.to(tl.float32, bitcast=True))

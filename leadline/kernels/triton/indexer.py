@@ -16,15 +16,13 @@ from leadline.kernels.reference import indexer as reference
 from leadline.kernels.triton.formats import (
     absmax,
     cast,
-    decode_e2m1,
     decode_ue8m0,
-    dot_bf16,
-    encode_e2m1,
     fp4_32_scale,
     reciprocal_of_scale,
+    round_e2m1,
     to_bf16,
 )
-from leadline.kernels.triton.fp8_operands import expand_rows, fold_rows, round_bf16, split_channels
+from leadline.kernels.triton.index_scores import score_rows
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 # Programs of a launch: four on each of 132 SMs. Longer inputs give each at most so many tiles, so
@@ -78,19 +76,18 @@ def _prepare_query(
     head = tl.arange(0, BLOCK_HEADS)[:, None]
     channel = tl.arange(0, DIM)[None, :]
     inside = head < heads
-    at = q + row * row_stride + head * head_stride
-    x = tl.load(at + channel, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(q + row * row_stride + head * head_stride + channel, mask=inside, other=0.0)
+    x = x.to(tl.float32)
     if ROPE:
-        turns = channel >= DIM - ROPE
-        pair = row * angle_stride + (channel - (DIM - ROPE)) // 2
-        c = tl.load(cos + pair, mask=turns, other=1.0)
-        s = tl.load(sin + pair, mask=turns, other=0.0)
-        other = tl.load(at + (channel ^ 1), mask=inside & turns, other=0.0).to(tl.float32)
-        x = x * c + tl.where(channel % 2 == 0, -other, other) * s
+        pair = tl.arange(0, DIM // 2) - (DIM - ROPE) // 2
+        c = tl.load(cos + row * angle_stride + pair, mask=pair >= 0, other=1.0)[None, :]
+        s = tl.load(sin + row * angle_stride + pair, mask=pair >= 0, other=0.0)[None, :]
+        first, second = x.reshape(BLOCK_HEADS, DIM // 2, 2).split()
+        x = tl.join(first * c - second * s, second * c + first * s).reshape(BLOCK_HEADS, DIM)
         x = to_bf16(x).to(tl.float32)
     x = x.reshape(BLOCK_HEADS, DIM // 32, 32)
     scale = fp4_32_scale(absmax(x, 2))[:, :, None]
-    x = decode_e2m1(encode_e2m1(x * reciprocal_of_scale(scale))) * decode_ue8m0(scale)
+    x = round_e2m1(x * reciprocal_of_scale(scale)) * decode_ue8m0(scale)
     x = cast(x.reshape(BLOCK_HEADS, DIM), out.dtype.element_ty)
     tl.store(out + (row * heads + head) * DIM + channel, x, mask=inside)
 
@@ -176,15 +173,16 @@ def _launch(
 
     def grid(meta: dict[str, int]) -> tuple[int, int]:
         row_tiles, tiles = triton.cdiv(rows, meta["ROWS"]), triton.cdiv(columns, meta["KEYS"])
-        stretches = max(_PROGRAMS // row_tiles, triton.cdiv(tiles, _TILES))
+        stretches = max(_PROGRAMS * 128 // meta["KEYS"] // row_tiles, triton.cdiv(tiles, _TILES))
         # Rows first: of other dimensions a grid has 65535 at most.
         return row_tiles, min(stretches, tiles)
 
     assert keys.scales is not None
+    values = keys.values.view(torch.int32)
     kernel[grid](
-        *(q.contiguous(), weights.contiguous(), keys.values, keys.scales),
+        *(q.contiguous(), weights.contiguous(), values, keys.scales),
         *(page_table, req_of_row, blocks, visible, scores),
-        *(keys.values.stride(0), keys.scales.stride(0), page_table.stride(0)),
+        *(values.stride(0), keys.scales.stride(0), page_table.stride(0)),
         *(
             0 if blocks is None else blocks.stride(0),
             scores.stride(0),
@@ -203,10 +201,9 @@ def _launch(
 
 
 def _has_fp8_products(dim: int) -> bool:
-    """Otherwise keys become bf16; the interpreter's product of E4M3 need not be exact.
+    """Otherwise keys become bf16; the interpreter's product of E5M2 need not be exact.
 
-    Products take 32 channels at least, and a key comes in two halves: those of small models are
-    too short.
+    Keys of small models, of less than 64 channels, are not worth it.
     """
     if INTERPRETED or dim < 64:
         return False
@@ -214,168 +211,33 @@ def _has_fp8_products(dim: int) -> bool:
     return bool(target.backend == "cuda" and target.arch >= 89)
 
 
-@triton.jit
-def _logits(
-    q,
-    weights,
-    values,
-    scales,
-    page_table,
-    req_of_row,
-    blocks,
-    visible,
-    scores,
-    value_stride,
-    scale_stride,
-    table_stride,
-    blocks_stride,
-    score_stride,
-    num_rows,
-    num_columns,
-    size_class,
-    HEADS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PER_PAGE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    EXACT: tl.constexpr,
-    FP8: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    """Scores ``[ROWS, a stretch of columns]``; columns are entries, or members of blocks.
-
-    Keys are the left operand, all heads of ROWS rows the right one. Rows of several requests take
-    a turn for each request.
-    """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = row < num_rows
-    request = tl.load(req_of_row + row, mask=live, other=-1).to(tl.int32)
-    seen = tl.load(visible + row, mask=live, other=0).to(tl.int32)
-    line = scores + row.to(tl.int64)[None, :] * score_stride
-
-    # Every head of every row is a column of the product.
-    lane = tl.arange(0, ROWS * BLOCK_HEADS)
-    head, of_row = lane % BLOCK_HEADS, tl.program_id(0) * ROWS + lane // BLOCK_HEADS
-    real = (head < HEADS) & (of_row < num_rows)
-    at = of_row.to(tl.int64) * HEADS + head
-    weight = tl.load(weights + at, mask=real, other=0.0).to(tl.float32)
-    query = q + at[:, None] * DIM
-    if FP8:
-        channel = split_channels(DIM // 2)[None, :]
-        low = tl.load(query + channel, mask=real[:, None], other=0.0).to(tl.float32)
-        high = tl.load(query + channel + 4, mask=real[:, None], other=0.0).to(tl.float32)
-        low, high, power = fold_rows(low, high)
-        weight *= power
-        low, high = low.trans(), high.trans()
-    else:
-        low = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
-        high = low
-
-    # Above the diagonal nothing is read or written: programs share what the rows may see.
-    most = num_columns
-    if blocks is None:
-        most = tl.max(seen)
-    tiles = tl.cdiv(tl.cdiv(most, KEYS), tl.num_programs(1))
-    begin = tl.program_id(1) * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(most, KEYS))
-    first = tl.min(tl.where(live, request, 0x7FFFFFFF))
-    for turn in tl.range(first, tl.max(request) + 1):
-        mine = live & (request == turn)
-        limit = num_columns
-        if blocks is None:
-            limit = tl.max(tl.where(mine, seen, 0))
-        table = page_table + turn * table_stride
-        for tile in tl.range(begin, tl.minimum(end, tl.cdiv(limit, KEYS))):
-            column = tile * KEYS + tl.arange(0, KEYS)
-            if blocks is None and PER_PAGE % KEYS == 0:
-                # One page: its rows may all be read, and what nobody sees is masked below.
-                entry, exists = column, None
-                page = tl.load(table + tile // (PER_PAGE // KEYS)).to(tl.int64)
-                inner = tile % (PER_PAGE // KEYS) * KEYS + tl.arange(0, KEYS)
-            else:
-                entry = column
-                if blocks is not None:
-                    listed = blocks + tl.program_id(0).to(tl.int64) * blocks_stride
-                    block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
-                    entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
-                exists = (entry >= 0) & (entry < tl.max(seen)) & (column < limit)
-                page = tl.load(table + entry // PER_PAGE, mask=exists, other=0).to(tl.int64)
-                inner = entry % PER_PAGE
-            score = _score(
-                *(values + page * value_stride + inner * (DIM // 2), exists),
-                *(scales + page * scale_stride + inner * (DIM // 32), low, high, weight),
-                *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
-            )
-            shown = (entry[:, None] >= 0) & (entry[:, None] < seen[None, :])
-            score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
-            inside = mine[None, :] & (column < num_columns)[:, None]
-            tl.store(line + column[:, None], score, mask=inside)
-
-
-@triton.jit
-def _score(
-    value_rows,
-    exists,
-    scale_rows,
-    low,
-    high,
-    weight,
-    ROWS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    EXACT: tl.constexpr,
-    FP8: tl.constexpr,
-):
-    """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
-    KEYS: tl.constexpr = value_rows.shape[0]
-    there = None if exists is None else exists[:, None]
-    other = None if exists is None else 0
-    part = tl.arange(0, DIM // 32)[None, :]
-    exponents = tl.load(scale_rows[:, None] + part, mask=there, other=other)
-    if FP8:
-        byte = tl.arange(0, DIM // 2)[None, :]
-        codes = tl.load(value_rows[:, None] + byte, mask=there, other=other)
-        key_low, key_high, power = expand_rows(codes, exponents)
-        dot = tl.dot(key_high, high, tl.dot(key_low, low))
-    else:
-        channel = tl.arange(0, DIM)[None, :]
-        codes = tl.load(value_rows[:, None] + channel // 2, mask=there, other=other).to(tl.int32)
-        key = decode_e2m1(codes >> (channel % 2 * 4)).reshape(KEYS, DIM // 32, 32)
-        key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
-        power = tl.full((KEYS,), 1.0, tl.float32)
-        dot = dot_bf16(key, low, tl.zeros((KEYS, ROWS * BLOCK_HEADS), tl.float32))
-    # Powers of two commute with roundings, so those of folded rows may be applied at the end.
-    if EXACT:
-        dot = _rounded(dot, FP8)
-    # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
-    product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
-    if EXACT:
-        product = _rounded(product, FP8)
-    return tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2) * power[:, None]
-
-
-@triton.jit
-def _rounded(x, FP8: tl.constexpr):
-    if FP8:
-        return round_bf16(x)
-    return to_bf16(x).to(tl.float32)
-
-
 _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
+
+
+def _config(rows: int, keys: int, warps: int, registers: int | None) -> triton.Config:
+    """With fewer registers more programs share a processor, and hide each other's latencies."""
+    options = {"ROWS": rows, "KEYS": keys, "WARPS": warps}
+    return triton.Config(options, num_warps=warps, maxnreg=registers)
+
+
 _decode = tuned(
     [
-        triton.Config({"ROWS": 1, "KEYS": keys}, num_warps=4, num_stages=stages)
-        for keys, stages in ((64, 3), (64, 5), (128, 3), (128, 5))
+        _config(1, 64, 4, 64),
+        _config(1, 64, 4, None),
+        _config(1, 128, 4, 96),
+        _config(1, 128, 4, None),
+        _config(1, 128, 8, 64),
+        _config(1, 256, 8, None),
     ],
     _KEY,
-)(_logits)
+)(score_rows)
 _prefill = tuned(
     [
-        triton.Config({"ROWS": 4, "KEYS": 64}, num_warps=4, num_stages=3),
-        triton.Config({"ROWS": 4, "KEYS": 128}, num_warps=4, num_stages=3),
-        triton.Config({"ROWS": 4, "KEYS": 128}, num_warps=8, num_stages=3),
-        triton.Config({"ROWS": 8, "KEYS": 128}, num_warps=8, num_stages=3),
+        _config(4, 64, 4, 168),
+        _config(2, 128, 4, 168),
+        _config(4, 128, 4, None),
+        _config(8, 64, 4, None),
+        _config(8, 128, 8, None),
     ],
     _KEY,
-)(_logits)
+)(score_rows)

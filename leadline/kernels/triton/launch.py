@@ -19,6 +19,12 @@ NATIVE_CASTS = tl.constexpr(not INTERPRETED)
 """Casts to E4M3 and bf16 round to nearest even, as a GPU's do and the interpreter's do not."""
 
 
+@triton.constexpr_function
+def has_ptx() -> bool:
+    """Whether kernels may have instructions of NVIDIA's own, those of sm_80."""
+    return not INTERPRETED and bool(cuda_capability_geq(8, 0))
+
+
 def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any], Any]:
     """Measure the configs at the first launch of each key, and remember the best on disk.
 

@@ -15,8 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.core.errors import ConfigError
+from leadline.kernels.triton.choice import choose, extremes, load_keys
 
 _LONGEST = 16384  # values among which a program chooses at once
+_VECTOR = 8  # neighbours that a thread looks at together
+_PER_THREAD = 32  # values of a program that chooses
 _TILE = 8192  # columns whose maxima a program finds
 
 
@@ -156,7 +159,9 @@ def _chosen(
             GROUP=group,
             UNIT=unit,
             BLOCK_SIZE=block_size,
-            num_warps=min(max(most // 512, 4), 32),  # sixteen values a thread
+            VECTOR=min(_VECTOR, at_once, block_size if blocks is not None else _VECTOR),
+            THREADS=32 * (warps := min(max(most // 32 // _PER_THREAD, 4), 32)),
+            num_warps=warps,
         )
     return chosen
 
@@ -183,6 +188,8 @@ def _choose_rows(
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """Choose among the highest of LEVELS, then among the members of what was chosen."""
     row = tl.program_id(0).to(tl.int64)
@@ -196,85 +203,30 @@ def _choose_rows(
     listed = blocks
     if blocks is not None:
         listed = blocks + row * blocks_stride
-    place = tl.arange(0, TOP)
-    keys = _load_keys(high + row * high_stride, high_count, place)
+    first = tl.arange(0, TOP // VECTOR) * VECTOR
+    keys = load_keys(high + row * high_stride, high_count, first, VECTOR)
     # Not fewer than k groups of neighbours reach the least of their maxima.
     best = tl.max(keys.reshape(WIDTH, TOP // WIDTH), axis=1)
-    floor, ceiling = tl.min(best), tl.max(best)
+    floor, ceiling = extremes(best)
     last = None if LEVELS > 1 else listed
-    floor = _choose(keys, place, floor, ceiling, False, k, out, last, BLOCK_SIZE)
+    floor = choose(keys, first, floor, ceiling, False, k, out, last, WIDTH, BLOCK_SIZE, THREADS)
+    PART: tl.constexpr = min(VECTOR, GROUP)
     if LEVELS == 3:
-        place = _members(out, k, WIDTH, GROUP)
-        keys = _load_keys(middle + row * middle_stride, middle_count, place)
-        floor = _choose(keys, place, floor, ceiling, True, k, out, None, BLOCK_SIZE)
+        first = _members(out, k, WIDTH, GROUP, PART)
+        keys = load_keys(middle + row * middle_stride, middle_count, first, PART)
+        floor = choose(keys, first, floor, ceiling, True, k, out, None, WIDTH, BLOCK_SIZE, THREADS)
     if LEVELS >= 2:
-        place = _members(out, k, WIDTH, GROUP)
-        keys = _load_keys(low + row * low_stride, low_count, place)
-        _choose(keys, place, floor, ceiling, True, k, out, listed, BLOCK_SIZE)
+        first = _members(out, k, WIDTH, GROUP, PART)
+        keys = load_keys(low + row * low_stride, low_count, first, PART)
+        choose(keys, first, floor, ceiling, True, k, out, listed, WIDTH, BLOCK_SIZE, THREADS)
 
 
 @triton.jit
-def _members(chosen, k, WIDTH: tl.constexpr, GROUP: tl.constexpr):
-    """Positions in the chosen groups, ascending; negative where none was chosen."""
+def _members(chosen, k, WIDTH: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr):
+    """First positions of the parts of the chosen groups; negative where none was chosen."""
     tl.debug_barrier()  # other threads wrote them
-    slot = tl.arange(0, WIDTH)
+    part = tl.arange(0, WIDTH * (GROUP // PART))
+    slot = part // (GROUP // PART)
     group = tl.load(chosen + slot, mask=slot < k, other=-1).to(tl.int32)
     tl.debug_barrier()  # before they are written over
-    place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    return place.reshape(WIDTH * GROUP)
-
-
-@triton.jit
-def _load_keys(values, count, place):
-    """Integers that order as the values do; 0 for NaN, -inf and what does not exist."""
-    x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
-    x = x.to(tl.float32) + 0.0  # one zero
-    bits = x.to(tl.uint32, bitcast=True)
-    keys = tl.where(x < 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-    keys = tl.where(x > -float("inf"), keys, 0)
-    if values.dtype.element_ty == tl.bfloat16:
-        return (keys >> 16).to(tl.int32)
-    else:  # noqa: RET505  # a compiled function has one type of result
-        return keys
-
-
-@triton.jit
-def _choose(
-    keys, place, floor, ceiling, NEAR: tl.constexpr, k, out, blocks, BLOCK_SIZE: tl.constexpr
-):
-    """Store the places of the k largest keys in their order, -1 behind; of equals the later ones.
-
-    ``floor`` is 0, or a key that at least k reach; none is above ``ceiling``. Returns a floor of
-    the members of what is chosen. NEAR says that hardly more than k are expected to reach it.
-    """
-    step = (ceiling - floor + 1) // 2
-    strides = NEAR  # ever longer ones, until one is too long; from there on, and otherwise, halves
-    if NEAR:
-        step = tl.minimum(step, 1)
-    while floor < ceiling:
-        middle = floor + tl.minimum(step, ceiling - floor)
-        if keys.dtype == tl.int32:  # 16 bits: a sign instead of a comparison, which takes longer
-            reach = -tl.sum((middle - 1 - keys) >> 31)
-        else:
-            reach = tl.sum((keys >= middle).to(tl.int32))
-        strides = strides & (reach >= k)
-        floor = tl.where(reach >= k, middle, floor)
-        ceiling = tl.where(reach > k, ceiling, tl.where(reach == k, middle, middle - 1))
-        step = tl.where(strides, step * 2, (ceiling - floor + 1) // 2)
-    above = (keys > floor).to(tl.int32)
-    equal = ((keys == floor) & (keys > 0)).to(tl.int32)
-    both = above + (equal << 16)  # in one scan: neither count exceeds 2^14
-    until, total = tl.cumsum(both, axis=0), tl.sum(both)
-    skipped = tl.maximum((total >> 16) + (total & 0xFFFF) - k, 0)
-    chosen = (above > 0) | ((equal > 0) & ((until >> 16) > skipped))
-    slot = (until & 0xFFFF) + tl.maximum((until >> 16) - skipped, 0) - 1
-    found = place.to(tl.int64)
-    if blocks is not None:
-        block = tl.load(blocks + place // BLOCK_SIZE, mask=chosen, other=0)
-        found = block * BLOCK_SIZE + place % BLOCK_SIZE
-    tl.store(out + slot, found, mask=chosen)
-    slot = tl.arange(0, place.shape[0])
-    filled = (total & 0xFFFF) + (total >> 16) - skipped
-    nothing = tl.full(slot.shape, -1, tl.int64)
-    tl.store(out + slot, nothing, mask=(slot >= filled) & (slot < k))
-    return floor
+    return group * GROUP + part % (GROUP // PART) * PART

@@ -14,7 +14,7 @@ from leadline.kernels.packed import PackedWeight
 from leadline.kernels.reference import experts as reference
 from leadline.kernels.reference import quant
 from leadline.kernels.triton import experts, experts_fp8
-from leadline.kernels.triton.fp8_operands import SPAN, quantize_rows
+from leadline.kernels.triton.fp8_tiles import SPAN, quantize_rows
 from tests.kernels.triton.test_experts import LIMIT, choose, rows, stacks
 
 

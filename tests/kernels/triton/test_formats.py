@@ -37,6 +37,12 @@ def _decode(codes, e4m3, e2m1, ue8m0, inverse, BLOCK: tl.constexpr):
     tl.store(inverse + at, formats.reciprocal_of_scale(code))
 
 
+@triton.jit
+def _round(x, e2m1, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(e2m1 + at, formats.round_e2m1(tl.load(x + at)))
+
+
 def _values() -> Tensor:
     """Every E4M3 and E2M1 value, all ties between neighbours, what lies beside them, and noise."""
     codes = quant.decode_e4m3(torch.arange(127, dtype=torch.uint8))
@@ -49,6 +55,15 @@ def _values() -> Tensor:
     positive = torch.cat((near, noise, extreme))
     both = torch.cat((positive, -positive, torch.tensor([torch.inf, -torch.inf, torch.nan])))
     return torch.nn.functional.pad(both, (0, -len(both) % 1024), value=1.0)
+
+
+def test_rounding_gives_the_values_of_codes(device: torch.device) -> None:
+    x = _values().to(device)
+    rounded = torch.empty_like(x)
+    _round[(len(x) // 1024,)](x, rounded, 1024, enable_fp_fusion=False)
+    wanted = quant.decode_e2m1(quant.encode_e2m1(x.clamp(-6, 6)))
+    wanted = torch.where(x.isnan(), torch.nan, wanted.view(x.shape))
+    torch.testing.assert_close(rounded, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_encoders_give_the_reference_s_codes(device: torch.device) -> None:
