@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq
 
 INTERPRETED = triton.knobs.runtime.interpret
 """Kernels run by Triton's interpreter, on a CPU."""
@@ -33,3 +36,23 @@ def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any
 def bucket(size: int) -> int:
     """The power of two at or above ``size``, at least 1: a key of ``tuned``."""
     return triton.next_power_of_2(max(size, 1))
+
+
+@functools.cache
+def overlapped() -> dict[str, bool]:
+    """Options of a launch whose kernel begins with ``await_previous``.
+
+    Its programs may come up while those of the launch before still run (programmatic dependent
+    launch, kernels.md 0.4), which hides most of a short kernel's cost. Hopper and later have it.
+    """
+    if INTERPRETED or not cuda_capability_geq(9):
+        return {}
+    return {"launch_pdl": True}
+
+
+@triton.jit
+def await_previous():
+    """Let the next launch come up, and wait until this one may read and write."""
+    if NATIVE_CASTS and cuda_capability_geq(9):
+        gdc_launch_dependents()
+        gdc_wait()
