@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import (
@@ -35,7 +36,7 @@ _NATIVE = tl.constexpr(not INTERPRETED)
 
 
 def stream(x, weight, rounds_input, *, splits=1, rows=64, block=128, stages=4,
-           warps=4, prefetch=0, folds=False, group=32, lines=32, last=True):
+           warps=4, prefetch=0, folds=False, group=32, lines=32, last=True, late=True):
     tokens, groups, width = x.shape
     num_rows = weight.codes.shape[1]
     terms = 1 if rounds_input else 2
@@ -46,7 +47,7 @@ def stream(x, weight, rounds_input, *, splits=1, rows=64, block=128, stages=4,
     row_blocks = groups * triton.cdiv(num_rows, rows)
     last = last and splits > 1
     counters = x.new_empty(row_blocks * token_blocks, dtype=torch.int32)
-    codes, powers = quantize(x, terms, num_lines, group, counters, last)
+    codes, powers = quantize(x, terms, num_lines, group, counters, last, late)
     out = x.new_empty(tokens, groups * num_rows)
     parts = out
     if splits > 1:
@@ -79,7 +80,7 @@ def _finish(parts, out, splits, num_tokens, width, SPLITS: tl.constexpr, BLOCK: 
     tl.store(out + token * width + channel, to_bf16(value), mask=inside)
 
 
-def quantize(x, terms, lines, group, counters, last):
+def quantize(x, terms, lines, group, counters, last, late=True):
     tokens, groups, width = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     codes = x.new_empty(groups, tokens * terms, width, dtype=torch.uint8)
@@ -88,7 +89,7 @@ def quantize(x, terms, lines, group, counters, last):
     _quantize[(tokens, groups, triton.cdiv(width, block))](
         x, codes, powers, counters, len(counters), x.stride(0), x.stride(1), width, lines,
         TERMS=terms, SCALED=group, BLOCK=block,
-        COUNTERS=triton.next_power_of_2(len(counters)) if last else 0,
+        COUNTERS=triton.next_power_of_2(len(counters)) if last else 0, LATE=late,
         num_warps=2, **overlapped(),
     )
     return codes, powers
@@ -97,11 +98,16 @@ def quantize(x, terms, lines, group, counters, last):
 @triton.jit(do_not_specialize=["num_counters", "num_lines"])
 def _quantize(x, codes, powers, counters, num_counters, x_stride, x_group_stride, width, num_lines,
               TERMS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
-              COUNTERS: tl.constexpr):
+              COUNTERS: tl.constexpr, LATE: tl.constexpr):
     token, group = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < width
-    await_previous()
+    if LATE:
+        if _NATIVE:
+            gdc_wait()
+            gdc_launch_dependents()
+    else:
+        await_previous()
     if COUNTERS:
         if token + group + tl.program_id(2) == 0:
             counter = tl.arange(0, COUNTERS)
