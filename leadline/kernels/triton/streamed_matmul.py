@@ -15,7 +15,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from leadline.kernels.packed import PackedWeight
@@ -102,12 +101,7 @@ def _quantize(x, codes, powers, counters, num_counters, x_stride, x_group_stride
     token, group = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < width
-    if LATE:
-        if _NATIVE:
-            gdc_wait()
-            gdc_launch_dependents()
-    else:
-        await_previous()
+    _begin(LATE)
     if COUNTERS:
         if token + group + tl.program_id(2) == 0:
             counter = tl.arange(0, COUNTERS)
@@ -241,3 +235,12 @@ def _dot_e4m3(a, b):
     else:
         a, b = a.to(tl.uint8, bitcast=True), b.to(tl.uint8, bitcast=True)
         return tl.dot(decode_e4m3(a), decode_e4m3(b), input_precision="ieee")
+
+
+@triton.jit
+def _begin(LATE: tl.constexpr):
+    if not LATE:
+        await_previous()
+    elif _NATIVE:
+        gdc_wait()
+        gdc_launch_dependents()
