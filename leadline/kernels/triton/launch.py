@@ -56,3 +56,15 @@ def await_previous():
     if NATIVE_CASTS and cuda_capability_geq(9):
         gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def hold_next():
+    """Wait until this launch may read and write, and let the next one come up only then.
+
+    For short kernels before one that fills the GPU: programs that come up beside those of a third
+    kernel crowd on the multiprocessors that it leaves first.
+    """
+    if NATIVE_CASTS and cuda_capability_geq(9):
+        gdc_wait()
+        gdc_launch_dependents()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED
+from leadline.kernels.triton.launch import INTERPRETED, await_previous, hold_next, overlapped
 from leadline.kernels.triton.quant import on_fp8_32_grid, round_trip_fp8_32
 
 
@@ -138,6 +138,7 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
         EVEN_K=width % (splits * tile.channels) == 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **overlapped(),
     )
     return parts
 
@@ -209,6 +210,7 @@ def _multiply(
     of_token = x + token[:, None].to(tl.int64) * x_stride + group * x_group_stride + channel
     at_code = (group * num_rows + stored_row)[:, None].to(tl.int64) * WIDTH + channel
     at_scale = (group * tl.cdiv(num_rows, 32) + stored_row // 32)[:, None] * columns
+    hold_next()
     if TOKENS_FIRST:
         sums = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     else:
@@ -293,6 +295,7 @@ def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
         ROUNDS=rounds,
         BLOCK=block,
         num_warps=2,
+        **overlapped(),
     )
     return out
 
@@ -316,6 +319,7 @@ def _add_parts(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < out_width
     mask = inside & (split < splits)
+    await_previous()
     if SWIGLU:
         at = parts + (split * num_tokens + token) * 2 * out_width + channel
         gate = _rounded_sum(at, mask)
