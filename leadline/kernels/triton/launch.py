@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -36,6 +37,17 @@ def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any
 def bucket(size: int) -> int:
     """The power of two at or above ``size``, at least 1: a key of ``tuned``."""
     return triton.next_power_of_2(max(size, 1))
+
+
+_PROCESSORS_OF_AN_H200 = 132
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; an H200's under the interpreter."""
+    if device.type != "cuda":
+        return _PROCESSORS_OF_AN_H200
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache

@@ -16,11 +16,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import cuda_capability_geq
 
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED, await_previous, hold_next, overlapped
+from leadline.kernels.triton.launch import INTERPRETED, await_previous, overlapped, processors
 from leadline.kernels.triton.quant import on_fp8_32_grid, round_trip_fp8_32
+from leadline.kernels.triton.streamed_matmul import streamed_matmul, streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class _Tile:
 # two warps take the older ones, which read codes from shared memory four at a time.
 _TILES = (
     _Tile(32, 64, 128, num_warps=2, num_stages=4, resident=4),
-    _Tile(64, 64, 128, num_warps=4, num_stages=4, resident=2),
+    _Tile(64, 128, 64, num_warps=4, num_stages=4, resident=3),
     _Tile(128, 128, 64, num_warps=8, num_stages=4, resident=2),
 )
 _TOKENS_FIRST_FROM = 64
@@ -53,7 +55,6 @@ _TOKENS_FIRST_FROM = 64
 _ROUNDED_ON_THE_WAY = 8
 _EXPANDED_FROM = 512
 _MOST_SPLITS = 16
-_PROCESSORS_OF_AN_H200 = 132
 
 _NVIDIA = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 # Weights are multiplied as 2^-20 times their value: scales up to 2^27 then fit bf16. Beyond, any
@@ -66,7 +67,7 @@ def packed_matmul(
     x: Tensor,
     weight: PackedWeight,
     *,
-    rounds_input: bool,
+    input_rounded: bool = False,
     rounds_output: bool = False,
     swiglu_limit: float | None = None,
 ) -> Tensor:
@@ -76,8 +77,8 @@ def packed_matmul(
         x: ``[m, G, in]`` bf16.
         weight: FP8_BLOCK32 ``[G, out, in]`` without NaN (loading refuses them); ``out`` a multiple
             of 32 where there are several groups.
-        rounds_input: quantise ``x`` to MXFP8 and back first.
-        rounds_output: the same with the result.
+        input_rounded: ``x`` has the values to which the weight wants its input rounded.
+        rounds_output: quantise the result to MXFP8 and back.
         swiglu_limit: clamped SwiGLU of the rounded product, gate rows first; None for none.
 
     Returns:
@@ -87,6 +88,10 @@ def packed_matmul(
     rows = weight.codes.shape[1]
     if not tokens:
         return x.new_empty(0, groups * rows // (1 if swiglu_limit is None else 2))
+    if _has_fp8_tensor_cores() and streams(tokens, weight):
+        parts = streamed_matmul(x, weight)
+        return _finish(parts.flatten(2), rounds_output, swiglu_limit)
+    rounds_input = weight.quantizes_input and not input_rounded
     if rounds_input and tokens > _ROUNDED_ON_THE_WAY:
         x, rounds_input = round_trip_fp8_32(x), False
     if tokens >= _EXPANDED_FROM:
@@ -95,10 +100,7 @@ def packed_matmul(
         torch.bmm(x.transpose(0, 1), matrices, out=parts[0].transpose(0, 1))
     else:
         parts = _multiply_tiles(x, weight, rounds_input)
-    parts = parts.flatten(2)
-    if len(parts) == 1 and not rounds_output and swiglu_limit is None:
-        return parts[0]
-    return _finish(parts, rounds_output, swiglu_limit)
+    return _finish(parts.flatten(2), rounds_output, swiglu_limit)
 
 
 def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tensor:
@@ -114,7 +116,7 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
         blocks[0] * blocks[1],
         chunks=triton.cdiv(width, tile.channels),
         sums=blocks[0] * block * groups * rows,
-        processors=_processors(x.device),
+        processors=processors(x.device),
     )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
@@ -138,7 +140,6 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
         EVEN_K=width % (splits * tile.channels) == 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        **overlapped(),
     )
     return parts
 
@@ -168,10 +169,9 @@ def _splits(tile: _Tile, blocks: int, *, chunks: int, sums: int, processors: int
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _PROCESSORS_OF_AN_H200
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _has_fp8_tensor_cores() -> bool:
+    """And launches that overlap, which make up for the one that encodes the tokens."""
+    return INTERPRETED or cuda_capability_geq(9)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -210,7 +210,6 @@ def _multiply(
     of_token = x + token[:, None].to(tl.int64) * x_stride + group * x_group_stride + channel
     at_code = (group * num_rows + stored_row)[:, None].to(tl.int64) * WIDTH + channel
     at_scale = (group * tl.cdiv(num_rows, 32) + stored_row // 32)[:, None] * columns
-    hold_next()
     if TOKENS_FIRST:
         sums = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     else:
@@ -279,6 +278,8 @@ def _shrunken_bf16(codes, exponents):
 
 def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
     """Partial sums ``[splits, m, n]`` -> ``[m, n]`` bf16, or ``[m, n / 2]`` behind SwiGLU."""
+    if len(parts) == 1 and not rounds and swiglu_limit is None:
+        return parts[0]
     splits, tokens, width = parts.shape
     out_width = width if swiglu_limit is None else width // 2
     out = parts.new_empty(tokens, out_width, dtype=torch.bfloat16)

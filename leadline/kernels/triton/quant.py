@@ -18,7 +18,9 @@ def round_trip_fp8_32(x: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel():
-        _round_trip[(triton.cdiv(x.numel(), _BLOCK),)](x, out, x.numel(), _BLOCK, num_warps=4, **overlapped())
+        _round_trip[(triton.cdiv(x.numel(), _BLOCK),)](
+            x, out, x.numel(), _BLOCK, num_warps=4, **overlapped()
+        )
     return out
 
 
