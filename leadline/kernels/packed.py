@@ -69,8 +69,8 @@ class PackedWeight:
         format: FP8_BLOCK32 or MXFP4.
         quantizes_input: the input of the product is quantised to MXFP8 first.
         dtype: of the values that the reference multiplies with.
-        aligned: FP8_BLOCK32 whose scales agree over every 128 columns (``align_scales``): products may
-            add so many channels before they scale.
+        aligned: FP8_BLOCK32 whose scales agree over every 128 columns (``align_scales``): products
+            may add so many channels before they scale.
     """
 
     codes: Tensor

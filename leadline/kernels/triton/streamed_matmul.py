@@ -263,8 +263,6 @@ def _stream(
 @triton.jit
 def _dot_e4m3(a, b):
     """E4M3 values ``[m, k]`` and ``[k, n]`` -> float32."""
-    if _NATIVE:
-        return tl.dot(a, b)
-    else:
-        a, b = a.to(tl.uint8, bitcast=True), b.to(tl.uint8, bitcast=True)
-        return tl.dot(decode_e4m3(a), decode_e4m3(b), input_precision="ieee")
+    if not _NATIVE:
+        a, b = decode_e4m3(a.to(tl.uint8, bitcast=True)), decode_e4m3(b.to(tl.uint8, bitcast=True))
+    return tl.dot(a, b, input_precision="ieee")
