@@ -127,6 +127,9 @@ class EngineConfig:
         max_model_len: longest sequence; None takes the checkpoint's, lowered to what fits.
         quantize_activations: whether inputs of packed weights are quantised to MXFP8 as the
             model specification says; off is for parity runs.
+        align_scales: give FP8 matrices that stay packed one scale for 32 rows and 128 columns,
+            where that moves a matrix by less than a thousandth of its norm: products of 8 to 256
+            tokens take a quarter to a half less time on Hopper. Off, weights are as published.
         exact_rounding: bfloat16 only: round where the reference program rounds, including the
             64-slot blocks of attention.
         debug_nonfinite: check every op's output and name the first op, layer and request with
@@ -145,6 +148,7 @@ class EngineConfig:
     kernel_backend: str = "auto"
     max_model_len: int | None = None
     quantize_activations: bool = True
+    align_scales: bool = False
     exact_rounding: bool = True
     debug_nonfinite: bool = False
     async_scheduling: bool | None = None

@@ -65,6 +65,7 @@ def build_engine(
         placement=Placement(),
         quantize_activations=config.quantize_activations,
         packed=kernels.reads_packed,
+        aligned=config.align_scales,
     )
     switch.enabled = config.debug_nonfinite
     model = DeepseekV41(
