@@ -1,10 +1,11 @@
 """Products of tokens with FP8 weights as stored (kernels.md 9 and 11).
 
-A decode step waits for the weights' bytes, so they are read once, as bytes, and become bf16 in
-registers: bit moves and one multiplication by the tile's scale. Many programs share a small matrix,
-along the input too; their partial sums are added in order by a second launch, which also applies
-what follows the product. Long prompts wait for arithmetic instead: the weights are written out as
-bf16 once a call, which costs a few percent, and multiplied by torch.
+A decode step waits for the weights' bytes, so they are read once, as bytes. Few tokens meet them on
+FP8 tensor cores (``streamed_matmul``); for more, and on other GPUs, they become bf16 in registers:
+bit moves and one multiplication by the tile's scale. Many programs share a small matrix, along the
+input too; their partial sums are added in order by a second launch, which also applies what follows
+the product. Long prompts wait for arithmetic instead: the weights are written out as bf16 once a
+call, which costs a few percent, and multiplied by torch.
 """
 
 from __future__ import annotations

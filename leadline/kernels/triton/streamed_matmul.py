@@ -80,7 +80,7 @@ def streamed_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
     row_blocks = groups * triton.cdiv(rows, _ROWS)
     resident = _RESIDENT * processors(x.device)
     lines = triton.next_power_of_2(tokens) * terms
-    # All that are not aligned would have too many columns for long steps from 4 lines on.
+    # Of blocks of 32, more than 4 lines would have too many columns in a long step.
     if lines <= _LONG.lines * block // 128 and row_blocks <= resident:
         tile = _LONG
     else:
