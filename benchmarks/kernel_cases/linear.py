@@ -60,14 +60,18 @@ WO_A_PEERS: dict[int, dict[str, float]] = {
 }
 
 
-def random_weight(device: torch.device, *shape: int, quantizes_input: bool = True) -> PackedWeight:
+def random_weight(
+    device: torch.device, *shape: int, quantizes_input: bool = True, aligned: bool = False
+) -> PackedWeight:
     """Random bytes: codes without NaN, the scales of trained weights."""
     codes = torch.randint(256, shape, device=device, dtype=torch.uint8)
     codes.masked_fill_(codes & 0x7F == 0x7F, 0)
     *groups, rows, width = shape
     tiles = (*groups, rows // 32, width // 32)
     scales = torch.randint(113, 121, tiles, device=device, dtype=torch.uint8)
-    return PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, quantizes_input)
+    if aligned:
+        scales = scales[..., ::4].repeat_interleave(4, dim=-1)
+    return PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, quantizes_input, aligned=aligned)
 
 
 def random_tokens(device: torch.device, *shape: int) -> Tensor:
@@ -80,9 +84,10 @@ def weight_bytes(*sizes: int) -> float:
     return sum(sizes) * (1 + 1 / 1024)
 
 
-def _linear(tokens: int, rows: int, width: int) -> Case:
+def _linear(tokens: int, rows: int, width: int, *, aligned: bool = False) -> Case:
     def make(device: torch.device) -> tuple[Tensor, PackedWeight]:
-        return random_tokens(device, tokens, width), random_weight(device, rows, width)
+        weight = random_weight(device, rows, width, aligned=aligned)
+        return random_tokens(device, tokens, width), weight
 
     share = None
     if tokens <= 32:
@@ -92,7 +97,7 @@ def _linear(tokens: int, rows: int, width: int) -> Case:
     return Case(
         kernel="11",
         op="linear",
-        shape=f"{rows}x{width}, T={tokens}",
+        shape=f"{rows}x{width}, {'aligned, ' * aligned}T={tokens}",
         make=make,
         fused=linear.linear,
         twin=reference.linear,
@@ -104,15 +109,16 @@ def _linear(tokens: int, rows: int, width: int) -> Case:
     )
 
 
-def _grouped_linear(tokens: int) -> Case:
+def _grouped_linear(tokens: int, *, aligned: bool = False) -> Case:
     def make(device: torch.device) -> tuple[Tensor, PackedWeight]:
         x = random_tokens(device, tokens, GROUPS, GROUP_WIDTH)
-        return x, random_weight(device, GROUPS, RANK, GROUP_WIDTH, quantizes_input=False)
+        shape = GROUPS, RANK, GROUP_WIDTH
+        return x, random_weight(device, *shape, quantizes_input=False, aligned=aligned)
 
     return Case(
         kernel="9",
         op="grouped_linear",
-        shape=f"T={tokens}",
+        shape=f"{'aligned, ' * aligned}T={tokens}",
         make=make,
         fused=grouped_linear.grouped_linear,
         twin=reference.grouped_linear,
@@ -126,11 +132,12 @@ def _grouped_linear(tokens: int) -> Case:
     )
 
 
-def _output_projection(tokens: int) -> Case:
+def _output_projection(tokens: int, *, aligned: bool = False) -> Case:
     def make(device: torch.device) -> tuple[Tensor, PackedWeight, PackedWeight]:
         heads = random_tokens(device, tokens, 64, GROUPS * GROUP_WIDTH // 64)
-        wo_a = random_weight(device, GROUPS, RANK, GROUP_WIDTH, quantizes_input=False)
-        return heads, wo_a, random_weight(device, HIDDEN, GROUPS * RANK)
+        shape = GROUPS, RANK, GROUP_WIDTH
+        wo_a = random_weight(device, *shape, quantizes_input=False, aligned=aligned)
+        return heads, wo_a, random_weight(device, HIDDEN, GROUPS * RANK, aligned=aligned)
 
     def twin(x: Tensor, wo_a: PackedWeight, wo_b: PackedWeight) -> Tensor:
         z = reference.grouped_linear(x.reshape(len(x), GROUPS, GROUP_WIDTH), wo_a)
@@ -144,7 +151,7 @@ def _output_projection(tokens: int) -> Case:
     return Case(
         kernel="9",
         op="output_projection",
-        shape=f"T={tokens}",
+        shape=f"{'aligned, ' * aligned}T={tokens}",
         make=make,
         fused=grouped_linear.output_projection,
         twin=twin,
@@ -156,18 +163,19 @@ def _output_projection(tokens: int) -> Case:
     )
 
 
-def _shared_expert(tokens: int) -> Case:
+def _shared_expert(tokens: int, *, aligned: bool = False) -> Case:
     def make(device: torch.device) -> tuple[Tensor, PackedWeight, PackedWeight]:
-        w13 = random_weight(device, 2 * EXPERT, HIDDEN)
+        w13 = random_weight(device, 2 * EXPERT, HIDDEN, aligned=aligned)
         # A smaller step for the gate: SwiGLU would clamp nearly every product otherwise.
         w13.scales.sub_(4)
-        return random_tokens(device, tokens, HIDDEN), w13, random_weight(device, HIDDEN, EXPERT)
+        w2 = random_weight(device, HIDDEN, EXPERT, aligned=aligned)
+        return random_tokens(device, tokens, HIDDEN), w13, w2
 
     values = 3 * EXPERT * HIDDEN
     return Case(
         kernel="11",
         op="shared_expert",
-        shape=f"T={tokens}",
+        shape=f"{'aligned, ' * aligned}T={tokens}",
         make=make,
         fused=functools.partial(shared_expert.shared_expert, limit=LIMIT),
         twin=functools.partial(reference_experts.shared_expert, limit=LIMIT),
@@ -184,6 +192,13 @@ def _cases() -> Iterator[Case]:
     for (rows, width), by_tokens in PEERS.items():
         yield from (_linear(tokens, rows, width) for tokens in by_tokens)
     yield from (_shared_expert(tokens) for tokens in (1, 32, 8192))
+    # Steps of decoding over weights whose scales were aligned when they were loaded.
+    for (rows, width), by_tokens in PEERS.items():
+        few = [tokens for tokens in by_tokens if tokens <= 128]
+        yield from (_linear(tokens, rows, width, aligned=True) for tokens in few)
+    yield from (_grouped_linear(tokens, aligned=True) for tokens in (1, 8, 32))
+    yield from (_output_projection(tokens, aligned=True) for tokens in (1, 32))
+    yield from (_shared_expert(tokens, aligned=True) for tokens in (1, 32))
 
 
 CASES = list(_cases())

@@ -138,6 +138,9 @@ class EngineConfig:
             multiply long prompts. An approximation, which no evaluation of a whole model has
             cleared yet: channels below 2^-14 of their row's largest lose bits, and products of 128
             channels are summed with 14 bits. Steps of few rows stay as they are on a GPU.
+        align_scales: give FP8 matrices that stay packed one scale for 32 rows and 128 columns,
+            where that moves a matrix by less than a thousandth of its norm: products of 8 to 256
+            tokens take a quarter to a half less time on Hopper. Off, weights are as published.
         exact_rounding: bfloat16 only: round where the reference program rounds, including the
             64-slot blocks of attention.
         debug_nonfinite: check every op's output and name the first op, layer and request with
@@ -162,6 +165,7 @@ class EngineConfig:
     max_model_len: int | None = None
     quantize_activations: bool = True
     moe_activations: str = "mxfp8"
+    align_scales: bool = False
     exact_rounding: bool = True
     debug_nonfinite: bool = False
     cuda_graphs: str = "auto"

@@ -72,6 +72,7 @@ def build_engine(
         quantize_activations=config.quantize_activations,
         expert_row_scales=expert_row_scales(config, kernels, device),
         packed=kernels.reads_packed,
+        aligned=config.align_scales,
     )
     switch.enabled = config.debug_nonfinite
     model = DeepseekV41(

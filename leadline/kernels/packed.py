@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
@@ -68,6 +69,8 @@ class PackedWeight:
         format: FP8_BLOCK32 or MXFP4.
         quantizes_input: the input of the product is quantised to MXFP8 first.
         dtype: of the values that the reference multiplies with.
+        aligned: FP8_BLOCK32 whose scales agree over every 128 columns (``align_scales``): products
+            may add so many channels before they scale.
     """
 
     codes: Tensor
@@ -75,6 +78,7 @@ class PackedWeight:
     format: WeightFormat
     quantizes_input: bool = True
     dtype: torch.dtype = torch.bfloat16
+    aligned: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -106,6 +110,7 @@ class PackedWeight:
             parts[0],
             codes=torch.cat([part.codes for part in parts], dim=-2),
             scales=torch.cat([part.scales for part in parts], dim=-2),
+            aligned=all(part.aligned for part in parts),
         )
 
     @property
@@ -114,6 +119,41 @@ class PackedWeight:
         if self.format is WeightFormat.MXFP4:
             return quant.dequantize_fp4_32(self.codes, self.scales).to(self.dtype)
         return quant.dequantize_fp8_block(self.codes, self.scales).to(self.dtype)
+
+
+ALIGNMENT_LOSS = 1e-3
+"""Of a matrix whose scales are aligned, at most: the norm of the change over the matrix's own."""
+
+
+def align_scales(weight: PackedWeight) -> PackedWeight:
+    """The matrix with one scale for 32 rows and 128 columns, if it stays nearly the same.
+
+    Tiles take the largest scale of their four, and their codes shrink by what they gain: exactly,
+    but for magnitudes far below the largest of the four (kernels.md 11.3). Without the property
+    where that loses more than ``ALIGNMENT_LOSS``.
+
+    Args:
+        weight: FP8_BLOCK32, as a rank multiplies with it.
+    """
+    *leading, rows, columns = weight.scales.shape
+    height, width = weight.codes.shape[-2:]
+    tiles = pad(weight.codes, (0, -width % 32, 0, -height % 32))
+    tiles = tiles.unflatten(-1, (columns, 32)).unflatten(-3, (rows, 32)).transpose(-3, -2)
+    values = quant.decode_e4m3(tiles)
+    exponents = weight.scales.int()
+    counted = torch.where((tiles & 0x7F != 0).flatten(-2).any(-1), exponents, 0)
+    fours = pad(counted, (0, -columns % 4)).unflatten(-1, (-1, 4)).amax(-1, keepdim=True)
+    common = fours.expand(*leading, rows, -1, 4).flatten(-2)[..., :columns]
+    shrunken = values * torch.exp2((exponents - common).clamp(max=0).float())[..., None, None]
+    codes = quant.encode_e4m3(shrunken)
+    scale = quant.decode_ue8m0(common.to(torch.uint8))[..., None, None]
+    change = ((quant.decode_e4m3(codes) - shrunken) * scale).norm()
+    if change > ALIGNMENT_LOSS * (shrunken * scale).norm():
+        return weight
+    codes = codes.transpose(-3, -2).flatten(-2).flatten(-3, -2)[..., :height, :width]
+    return replace(
+        weight, codes=codes.contiguous(), scales=common.to(torch.uint8).contiguous(), aligned=True
+    )
 
 
 Weight = LinearWeight | PackedWeight

@@ -15,7 +15,7 @@ def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
     if not is_fp8(weight):
         return reference.grouped_linear(x, weight)
     groups = weight.shape[0]
-    return packed_matmul(x, weight, rounds_input=False).unflatten(1, (groups, -1))
+    return packed_matmul(x, weight).unflatten(1, (groups, -1))
 
 
 def output_projection(x: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
@@ -23,5 +23,5 @@ def output_projection(x: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
     grouped = x.flatten(1).unflatten(1, (wo_a.shape[0], -1))
     if not (is_fp8(wo_a) and is_fp8(wo_b)):
         return linear(grouped_linear(grouped, wo_a).flatten(1), wo_b)
-    z = packed_matmul(grouped, wo_a, rounds_input=False, rounds_output=wo_b.quantizes_input)
-    return packed_matmul(z.unsqueeze(1), as_group(wo_b), rounds_input=False)
+    z = packed_matmul(grouped, wo_a, rounds_output=wo_b.quantizes_input)
+    return packed_matmul(z.unsqueeze(1), as_group(wo_b), input_rounded=True)

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 import triton.testing
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -50,6 +51,17 @@ def bucket(size: int) -> int:
     return triton.next_power_of_2(max(size, 1))
 
 
+_PROCESSORS_OF_AN_H200 = 132
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; an H200's under the interpreter."""
+    if device.type != "cuda":
+        return _PROCESSORS_OF_AN_H200
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @functools.cache
 def overlapped() -> dict[str, bool]:
     """Options of a launch whose kernel begins with ``await_previous``.
@@ -71,3 +83,14 @@ def await_previous():
     """
     if NATIVE_CASTS and cuda_capability_geq(9):
         gdc_wait()
+
+
+@triton.jit
+def hold_next():
+    """``await_previous``, and let the next launch come up from then on.
+
+    For short kernels before one that fills the GPU.
+    """
+    if NATIVE_CASTS and cuda_capability_geq(9):
+        gdc_wait()
+        gdc_launch_dependents()

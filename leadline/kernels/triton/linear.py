@@ -20,7 +20,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     """FP8 weights are expanded where they are multiplied."""
     if not is_fp8(weight):
         return reference.linear(x, weight)
-    return packed_matmul(x.unsqueeze(1), as_group(weight), rounds_input=weight.quantizes_input)
+    return packed_matmul(x.unsqueeze(1), as_group(weight))
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

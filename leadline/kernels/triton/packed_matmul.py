@@ -1,10 +1,11 @@
 """Products of tokens with FP8 weights as stored (kernels.md 9 and 11).
 
-A decode step waits for the weights' bytes, so they are read once, as bytes, and become bf16 in
-registers: bit moves and one multiplication by the tile's scale. Many programs share a small matrix,
-along the input too; their partial sums are added in order by a second launch, which also applies
-what follows the product. Long prompts wait for arithmetic instead: the weights are written out as
-bf16 once a call, which costs a few percent, and multiplied by torch.
+A decode step waits for the weights' bytes, so they are read once, as bytes. Few tokens meet them on
+FP8 tensor cores (``streamed_matmul``); for more, and on other GPUs, they become bf16 in registers:
+bit moves and one multiplication by the tile's scale. Many programs share a small matrix, along the
+input too; their partial sums are added in order by a second launch, which also applies what follows
+the product. Long prompts wait for arithmetic instead: the weights are written out as bf16 once a
+call, which costs a few percent, and multiplied by torch.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.target_info import cuda_capability_geq
 
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED
+from leadline.kernels.triton.launch import INTERPRETED, await_previous, overlapped, processors
 from leadline.kernels.triton.quant import on_fp8_32_grid, round_trip_fp8_32
+from leadline.kernels.triton.streamed_matmul import streamed_matmul, streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class _Tile:
 # two warps take the older ones, which read codes from shared memory four at a time.
 _TILES = (
     _Tile(32, 64, 128, num_warps=2, num_stages=4, resident=4),
-    _Tile(64, 64, 128, num_warps=4, num_stages=4, resident=2),
+    _Tile(64, 128, 64, num_warps=4, num_stages=4, resident=3),
     _Tile(128, 128, 64, num_warps=8, num_stages=4, resident=2),
 )
 _TOKENS_FIRST_FROM = 64
@@ -53,7 +56,6 @@ _TOKENS_FIRST_FROM = 64
 _ROUNDED_ON_THE_WAY = 8
 _EXPANDED_FROM = 512
 _MOST_SPLITS = 16
-_PROCESSORS_OF_AN_H200 = 132
 
 _NVIDIA = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 # Weights are multiplied as 2^-20 times their value: scales up to 2^27 then fit bf16. Beyond, any
@@ -66,7 +68,7 @@ def packed_matmul(
     x: Tensor,
     weight: PackedWeight,
     *,
-    rounds_input: bool,
+    input_rounded: bool = False,
     rounds_output: bool = False,
     swiglu_limit: float | None = None,
 ) -> Tensor:
@@ -76,8 +78,8 @@ def packed_matmul(
         x: ``[m, G, in]`` bf16.
         weight: FP8_BLOCK32 ``[G, out, in]`` without NaN (loading refuses them); ``out`` a multiple
             of 32 where there are several groups.
-        rounds_input: quantise ``x`` to MXFP8 and back first.
-        rounds_output: the same with the result.
+        input_rounded: ``x`` has the values to which the weight wants its input rounded.
+        rounds_output: quantise the result to MXFP8 and back.
         swiglu_limit: clamped SwiGLU of the rounded product, gate rows first; None for none.
 
     Returns:
@@ -87,6 +89,10 @@ def packed_matmul(
     rows = weight.codes.shape[1]
     if not tokens:
         return x.new_empty(0, groups * rows // (1 if swiglu_limit is None else 2))
+    if _has_fp8_tensor_cores() and streams(tokens, weight):
+        parts = streamed_matmul(x, weight)
+        return _finish(parts.flatten(2), rounds_output, swiglu_limit)
+    rounds_input = weight.quantizes_input and not input_rounded
     if rounds_input and tokens > _ROUNDED_ON_THE_WAY:
         x, rounds_input = round_trip_fp8_32(x), False
     if tokens >= _EXPANDED_FROM:
@@ -95,10 +101,7 @@ def packed_matmul(
         torch.bmm(x.transpose(0, 1), matrices, out=parts[0].transpose(0, 1))
     else:
         parts = _multiply_tiles(x, weight, rounds_input)
-    parts = parts.flatten(2)
-    if len(parts) == 1 and not rounds_output and swiglu_limit is None:
-        return parts[0]
-    return _finish(parts, rounds_output, swiglu_limit)
+    return _finish(parts.flatten(2), rounds_output, swiglu_limit)
 
 
 def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tensor:
@@ -114,7 +117,7 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
         blocks[0] * blocks[1],
         chunks=triton.cdiv(width, tile.channels),
         sums=blocks[0] * block * groups * rows,
-        processors=_processors(x.device),
+        processors=processors(x.device),
     )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
@@ -167,10 +170,9 @@ def _splits(tile: _Tile, blocks: int, *, chunks: int, sums: int, processors: int
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _PROCESSORS_OF_AN_H200
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _has_fp8_tensor_cores() -> bool:
+    """And launches that overlap, which make up for the one that encodes the tokens."""
+    return INTERPRETED or cuda_capability_geq(9)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -277,6 +279,8 @@ def _shrunken_bf16(codes, exponents):
 
 def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
     """Partial sums ``[splits, m, n]`` -> ``[m, n]`` bf16, or ``[m, n / 2]`` behind SwiGLU."""
+    if len(parts) == 1 and not rounds and swiglu_limit is None:
+        return parts[0]
     splits, tokens, width = parts.shape
     out_width = width if swiglu_limit is None else width // 2
     out = parts.new_empty(tokens, out_width, dtype=torch.bfloat16)
@@ -293,6 +297,7 @@ def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
         ROUNDS=rounds,
         BLOCK=block,
         num_warps=2,
+        **overlapped(),
     )
     return out
 
@@ -316,6 +321,7 @@ def _add_parts(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < out_width
     mask = inside & (split < splits)
+    await_previous()
     if SWIGLU:
         at = parts + (split * num_tokens + token) * 2 * out_width + channel
         gate = _rounded_sum(at, mask)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, fp8_32_scale, round_trip_e4m3, to_bf16
+from leadline.kernels.triton.launch import hold_next, overlapped
 
 _BLOCK = 2048
 
@@ -17,13 +18,16 @@ def round_trip_fp8_32(x: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel():
-        _round_trip[(triton.cdiv(x.numel(), _BLOCK),)](x, out, x.numel(), _BLOCK, num_warps=4)
+        _round_trip[(triton.cdiv(x.numel(), _BLOCK),)](
+            x, out, x.numel(), _BLOCK, num_warps=4, **overlapped()
+        )
     return out
 
 
 @triton.jit
 def _round_trip(x, out, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    hold_next()
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(out + at, on_fp8_32_grid(value.reshape(1, BLOCK)).reshape(BLOCK), mask=at < size)
 

@@ -17,8 +17,7 @@ def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor
     hidden = packed_matmul(
         x.unsqueeze(1),
         as_group(w13),
-        rounds_input=w13.quantizes_input,
         rounds_output=w2.quantizes_input,
         swiglu_limit=limit,
     )
-    return packed_matmul(hidden.unsqueeze(1), as_group(w2), rounds_input=False)
+    return packed_matmul(hidden.unsqueeze(1), as_group(w2), input_rounded=True)

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from leadline.core.errors import CheckpointError, ConfigError
-from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
+from leadline.kernels.packed import (
+    LinearWeight,
+    PackedWeight,
+    Weight,
+    WeightFormat,
+    align_scales,
+)
 from leadline.parallel.placement import Placement
 from leadline.weights.source import FULL, EngramTable, WeightSource
 
@@ -25,6 +31,8 @@ class Parameters:
             ``ops.routed_experts``.
         packed: weights stay as stored, for kernels that expand them where they multiply; else
             they are dequantised at once. The values are the same.
+        aligned: what stays packed as FP8 is given coarser scales where that hardly moves it
+            (``kernels.packed.align_scales``).
     """
 
     source: WeightSource
@@ -34,6 +42,7 @@ class Parameters:
     quantize_activations: bool = True
     expert_row_scales: bool = False
     packed: bool = False
+    aligned: bool = False
 
     @property
     def wide(self) -> torch.dtype:
@@ -66,9 +75,12 @@ class Parameters:
 
     def linear(self, name: str, *, out: slice = FULL, inp: slice = FULL) -> Weight:
         """A matrix ``[out, in]``."""
-        return self._place(
+        weight = self._place(
             self.source.linear(name, self.weight_dtype, out=out, inp=inp, packed=self.packed)
         )
+        if not (self.aligned and isinstance(weight, PackedWeight)):
+            return weight
+        return align_scales(weight) if weight.format is WeightFormat.FP8_BLOCK32 else weight
 
     def stacked_linear(self, *names: str) -> Weight:
         """Matrices of one input, one above the other."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from leadline.kernels.packed import LinearWeight, PackedWeight, WeightFormat
+from leadline.kernels.packed import LinearWeight, PackedWeight, WeightFormat, align_scales
 from leadline.kernels.reference import experts as reference_experts
 from leadline.kernels.reference import linear as reference
 from leadline.kernels.reference import quant as reference_quant
@@ -49,12 +49,33 @@ def assert_close(actual: Tensor, wanted: Tensor, *, error: float = 2.5e-3) -> No
     assert (actual.double() - wanted.double()).norm() <= error * wanted.double().norm()
 
 
+@pytest.fixture(params=["streamed", "expanded"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways for few tokens: with FP8 tensor cores and without."""
+    if request.param == "expanded":
+        monkeypatch.setattr(packed_matmul, "_has_fp8_tensor_cores", lambda: False)
+
+
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 63, 64, 65, 129])
 def test_any_number_of_tokens(device: torch.device, count: int) -> None:
     x, weight = tokens(count, 64, device=device), packed(64, 64, device=device)
     assert_close(linear.linear(x, weight), exact(x, weight))
 
 
+@pytest.mark.parametrize("count", [1, 8, 17, 33, 70])
+@pytest.mark.parametrize("quantizes_input", [True, False], ids=["rounded", "as it is"])
+def test_aligned_weights(device: torch.device, count: int, quantizes_input: bool) -> None:
+    """Two groups, a block and a half wide."""
+    plain = packed(2, 64, 416, device=device, quantizes_input=quantizes_input)
+    weight = align_scales(plain)
+    assert weight.aligned
+    x = tokens(count, 2, 416, device=device)
+    actual = packed_matmul.packed_matmul(x, weight).unflatten(1, (2, -1))
+    assert_close(actual, exact(x, plain))
+
+
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("count", [1, 70])
 @pytest.mark.parametrize(
     ("rows", "width"), [(1, 32), (100, 96), (33, 160)], ids=lambda size: f"{size}"
@@ -64,11 +85,13 @@ def test_any_shape(device: torch.device, count: int, rows: int, width: int) -> N
     assert_close(linear.linear(x, weight), exact(x, weight))
 
 
+@pytest.mark.usefixtures("route")
 def test_a_narrow_matrix_is_cut_along_its_input(device: torch.device) -> None:
     x, weight = tokens(2, 1280, device=device), packed(64, 1280, device=device)
     assert_close(linear.linear(x, weight), exact(x, weight))
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("count", [1, 8, 9, 70])
 def test_input_is_rounded_as_by_the_reference(device: torch.device, count: int) -> None:
     """The identity gives the input as the product saw it."""
@@ -79,7 +102,7 @@ def test_input_is_rounded_as_by_the_reference(device: torch.device, count: int) 
     assert torch.equal(linear.linear(x, weight), reference_quant.round_trip_fp8_32(x))
 
 
-@pytest.mark.parametrize("count", [32, 64, 96], ids=lambda n: f"{n} tokens")
+@pytest.mark.parametrize("count", [4, 32, 64, 96], ids=lambda n: f"{n} tokens")
 def test_weights_are_exact(device: torch.device, count: int) -> None:
     """The identity as input gives the weights: all codes, at scales from tiny to absurd."""
     row = torch.arange(256, device=device, dtype=torch.uint8)
@@ -92,6 +115,7 @@ def test_weights_are_exact(device: torch.device, count: int) -> None:
     assert torch.equal(linear.linear(x, weight), weight.dense.T[:count])
 
 
+@pytest.mark.usefixtures("route")
 def test_zero_tiles_may_have_any_scale(device: torch.device) -> None:
     x, weight = tokens(3, 96, device=device), packed(64, 96, device=device)
     weight.scales[0] = torch.tensor([0, 254, 120])
@@ -102,6 +126,7 @@ def test_zero_tiles_may_have_any_scale(device: torch.device) -> None:
     assert not actual[:, 40:].any()
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("count", [5, 70])
 def test_broken_rows_stay_alone(device: torch.device, count: int) -> None:
     x, weight = tokens(count, 64, device=device), packed(64, 64, device=device)
@@ -125,6 +150,7 @@ def test_long_prompts_are_multiplied_by_torch(
     assert torch.equal(dense, groups.dense)
 
 
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("count", [0, 1, 9, 70])
 def test_grouped_linear(device: torch.device, count: int) -> None:
     """Two of four groups, as a rank of two holds them; rows with padding between them."""
