@@ -305,7 +305,7 @@ def _logits(
             )
             shown = entry[:, None] < seen[None, :]
             if blocks is not None:
-                shown &= exists[:, None]
+                shown &= entry[:, None] >= 0
             score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
             inside = mine[None, :] & (column < num_columns)[:, None]
             tl.store(line + column[:, None], score, mask=inside)
