@@ -28,38 +28,11 @@ def extremes(keys):
     return least, largest
 
 
-# Two bf16 as float32 whole numbers in the same order: no NaN, one zero; sign and magnitude become
-# 16 bits that ascend, these the last bits of 2^23 and more, from which that of -inf is taken.
-_ORDER = tl.constexpr("""{
-    .reg .b32 pair, sign, least, one, zero;
-    .reg .f32 key;
-    mov.b32 least, 0xFF80FF80;
-    mov.b32 one, 0x3F803F80;
-    mov.b32 zero, 0;
-    max.bf16x2 pair, $2, least;
-    fma.rn.bf16x2 pair, pair, one, zero;
-    shr.u32 sign, pair, 15;
-    and.b32 sign, sign, 0x00010001;
-    mad.lo.u32 sign, sign, 0x7FFF, 0x80008000;
-    xor.b32 pair, pair, sign;
-    prmt.b32 sign, pair, 0x4B000000, 0x7610;
-    mov.b32 key, sign;
-    add.f32 $0, key, -8388735.0;
-    prmt.b32 sign, pair, 0x4B000000, 0x7632;
-    mov.b32 key, sign;
-    add.f32 $1, key, -8388735.0;
-}""")
-
-
 @triton.jit
 def load_keys(values, count, first, VECTOR: tl.constexpr):
     """Numbers that order as the values do; 0 for NaN, -inf and what does not exist."""
     place = first[:, None] + tl.arange(0, VECTOR)[None, :]
     x = tl.load(values + place, mask=(place >= 0) & (place < count), other=-float("inf"))
-    if values.dtype.element_ty == tl.bfloat16 and has_ptx() and VECTOR > 1:
-        return tl.inline_asm_elementwise(
-            _ORDER, "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
-        )
     x = x.to(tl.float32) + 0.0  # one zero
     x = tl.where(x == x, x, -float("inf"))
     bits = x.to(tl.int32, bitcast=True)

@@ -26,11 +26,11 @@ _EXPAND = tl.constexpr("""
     mov.b32 half, 0x40404040;
     shr.u32 upper, $2, 16;
     and.b32 places, $2, 0x7777;
-    prmt.b32 magnitude, $6, $10, places;
+    prmt.b32 magnitude, $3, $7, places;
     prmt.b32 sign, half, half, $2;
     mad.lo.u32 $0, sign, 2, magnitude;
     and.b32 places, upper, 0x7777;
-    prmt.b32 magnitude, $6, $10, places;
+    prmt.b32 magnitude, $3, $7, places;
     prmt.b32 sign, half, half, upper;
     mad.lo.u32 $1, sign, 2, magnitude;
 }
@@ -62,40 +62,37 @@ def split_channels(DIM: tl.constexpr):
 
 
 @triton.jit
-def expand_rows(words, exponents):
+def expand_rows(codes, exponents):
     """Packed rows as an operand, negated, which holds the channels of ``split_channels``.
 
     Args:
-        words: ``[rows, n / 8]`` int32, eight E2M1 each.
+        codes: ``[rows, n / 2]`` uint8 pairs of E2M1.
         exponents: ``[rows, n / 32]`` UE8M0 bytes.
 
     Returns:
         ``[rows, n]`` float8e5, and the UE8M0 byte of the
         largest block of each row, int32, in units of 2^-13.
     """
-    ROWS: tl.constexpr = exponents.shape[0]
+    ROWS: tl.constexpr = codes.shape[0]
     BLOCKS: tl.constexpr = exponents.shape[1]
     e = exponents.to(tl.int32)
     # Not pure: the compiler would find the maximum a second time for another layout.
     largest = tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [tl.max(e, axis=1)], dtype=tl.int32, is_pure=False, pack=1
     )
-    octaves = tl.maximum(e - largest[:, None] + 26, 0)[:, :, None, None]
+    octaves = tl.maximum(e - largest[:, None] + 26, 0)[:, :, None]
     # The E5M2 codes of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6, times a power of two.
     small = octaves * 0x04040400 + 0x0A080400
     large = octaves * 0x04040404 + 0x12100E0C
-    # By joins a word's four copies lie side by side in a thread, where ``pack`` takes them from.
-    word = tl.join(words, words)
-    word = tl.join(word, word).reshape(ROWS, BLOCKS, 4, 4)
     low, high = tl.inline_asm_elementwise(
         _EXPAND,
-        "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r",
-        [word, small, large],
+        "=r,=r,r,r,r,r,r,r,r,r,r",
+        [codes.reshape(ROWS, BLOCKS, 16), small, large],
         dtype=(tl.uint8, tl.uint8),
         is_pure=True,
         pack=4,
     )
-    both = tl.join(low, high).permute(0, 2, 4, 1, 3)
+    both = tl.join(low, high).reshape(ROWS, BLOCKS, 4, 4, 2).permute(0, 2, 4, 1, 3)
     return both.reshape(ROWS, 32 * BLOCKS).to(tl.float8e5, bitcast=True), largest
 
 

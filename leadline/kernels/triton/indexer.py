@@ -16,13 +16,20 @@ from leadline.kernels.reference import indexer as reference
 from leadline.kernels.triton.formats import (
     absmax,
     cast,
+    decode_e2m1,
     decode_ue8m0,
+    dot_bf16,
     fp4_32_scale,
     reciprocal_of_scale,
     round_e2m1,
     to_bf16,
 )
-from leadline.kernels.triton.index_scores import score_rows
+from leadline.kernels.triton.fp8_operands import (
+    expand_rows,
+    fold_rows,
+    relu_product,
+    split_channels,
+)
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 # Programs of a launch: four on each of 132 SMs. Longer inputs give each at most so many tiles, so
@@ -178,11 +185,10 @@ def _launch(
         return row_tiles, min(stretches, tiles)
 
     assert keys.scales is not None
-    values = keys.values.view(torch.int32)
     kernel[grid](
-        *(q.contiguous(), weights.contiguous(), values, keys.scales),
+        *(q.contiguous(), weights.contiguous(), keys.values, keys.scales),
         *(page_table, req_of_row, blocks, visible, scores),
-        *(values.stride(0), keys.scales.stride(0), page_table.stride(0)),
+        *(keys.values.stride(0), keys.scales.stride(0), page_table.stride(0)),
         *(
             0 if blocks is None else blocks.stride(0),
             scores.stride(0),
@@ -211,33 +217,166 @@ def _has_fp8_products(dim: int) -> bool:
     return bool(target.backend == "cuda" and target.arch >= 89)
 
 
+@triton.jit
+def _logits(
+    q,
+    weights,
+    values,
+    scales,
+    page_table,
+    req_of_row,
+    blocks,
+    visible,
+    scores,
+    value_stride,
+    scale_stride,
+    table_stride,
+    blocks_stride,
+    score_stride,
+    num_rows,
+    num_columns,
+    size_class,
+    HEADS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PER_PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    EXACT: tl.constexpr,
+    FP8: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Scores ``[ROWS, a stretch of columns]``; columns are entries, or members of blocks.
+
+    Keys are the left operand, all heads of ROWS rows the right one. Rows of several requests take
+    a turn for each request.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live = row < num_rows
+    request = tl.load(req_of_row + row, mask=live, other=-1).to(tl.int32)
+    seen = tl.load(visible + row, mask=live, other=0).to(tl.int32)
+    line = scores + row.to(tl.int64)[None, :] * score_stride
+
+    # Every head of every row is a column of the product.
+    lane = tl.arange(0, ROWS * BLOCK_HEADS)
+    head, of_row = lane % BLOCK_HEADS, tl.program_id(0) * ROWS + lane // BLOCK_HEADS
+    real = (head < HEADS) & (of_row < num_rows)
+    at = of_row.to(tl.int64) * HEADS + head
+    weight = tl.load(weights + at, mask=real, other=0.0).to(tl.float32)
+    query = q + at[:, None] * DIM
+    if FP8:
+        channel = split_channels(DIM)[None, :]
+        x = tl.load(query + channel, mask=real[:, None], other=0.0)
+        x, power = fold_rows(x.to(tl.float32))
+        weight *= power * 0.0001220703125  # 2^-13
+        x = x.trans()
+    else:
+        x = tl.load(query + tl.arange(0, DIM)[None, :], mask=real[:, None], other=0.0).trans()
+
+    # Above the diagonal nothing is read or written: programs share what the rows may see.
+    most = num_columns
+    if blocks is None:
+        most = tl.max(seen)
+    tiles = tl.cdiv(tl.cdiv(most, KEYS), tl.num_programs(1))
+    begin = tl.program_id(1) * tiles
+    end = tl.minimum(begin + tiles, tl.cdiv(most, KEYS))
+    first = tl.min(tl.where(live, request, 0x7FFFFFFF))
+    for turn in tl.range(first, tl.max(request) + 1):
+        mine = live & (request == turn)
+        limit = num_columns
+        if blocks is None:
+            limit = tl.max(tl.where(mine, seen, 0))
+        table = page_table + turn * table_stride
+        for tile in tl.range(begin, tl.minimum(end, tl.cdiv(limit, KEYS))):
+            column = tile * KEYS + tl.arange(0, KEYS)
+            if blocks is None and PER_PAGE % KEYS == 0:
+                # One page: its rows may all be read, and what nobody sees is masked below.
+                entry, exists = column, None
+                page = tl.load(table + tile // (PER_PAGE // KEYS)).to(tl.int64)
+                inner = tile % (PER_PAGE // KEYS) * KEYS + tl.arange(0, KEYS)
+            else:
+                entry = column
+                if blocks is not None:
+                    listed = blocks + tl.program_id(0).to(tl.int64) * blocks_stride
+                    block = tl.load(listed + column // BLOCK_SIZE, mask=column < limit, other=-1)
+                    entry = block.to(tl.int32) * BLOCK_SIZE + column % BLOCK_SIZE
+                exists = (entry >= 0) & (entry < tl.max(seen)) & (column < limit)
+                page = tl.load(table + entry // PER_PAGE, mask=exists, other=0).to(tl.int64)
+                inner = entry % PER_PAGE
+            score = _score(
+                *(values + page * value_stride + inner * (DIM // 2), exists),
+                *(scales + page * scale_stride + inner * (DIM // 32), x, weight),
+                *(ROWS, BLOCK_HEADS, DIM, EXACT, FP8),
+            )
+            shown = entry[:, None] < seen[None, :]
+            if blocks is not None:
+                shown &= entry[:, None] >= 0
+            score = cast(tl.where(shown, score, -float("inf")), scores.dtype.element_ty)
+            inside = mine[None, :] & (column < num_columns)[:, None]
+            tl.store(line + column[:, None], score, mask=inside)
+
+
+@triton.jit
+def _score(
+    value_rows,
+    exists,
+    scale_rows,
+    x,
+    weight,
+    ROWS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    EXACT: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """``[KEYS, ROWS]`` float32: the sum over heads of ``relu(q . k) w``."""
+    KEYS: tl.constexpr = value_rows.shape[0]
+    there = None if exists is None else exists[:, None]
+    other = None if exists is None else 0
+    part = tl.arange(0, DIM // 32)[None, :]
+    exponents = tl.load(scale_rows[:, None] + part, mask=there, other=other)
+    if FP8:
+        byte = tl.arange(0, DIM // 2)[None, :]
+        codes = tl.load(value_rows[:, None] + byte, mask=there, other=other)
+        key, exponent = expand_rows(codes, exponents)
+        dot = tl.dot(key, x)
+    else:
+        channel = tl.arange(0, DIM)[None, :]
+        codes = tl.load(value_rows[:, None] + channel // 2, mask=there, other=other).to(tl.int32)
+        key = decode_e2m1(codes >> (channel % 2 * 4)).reshape(KEYS, DIM // 32, 32)
+        key = to_bf16(key * decode_ue8m0(exponents)[:, :, None]).reshape(KEYS, DIM)
+        dot = dot_bf16(key, x, tl.zeros((KEYS, ROWS * BLOCK_HEADS), tl.float32))
+    # Powers of two commute with roundings, so those of folded rows may be applied at the end.
+    if EXACT and FP8:
+        dot, weight = tl.broadcast(dot, weight.to(tl.bfloat16)[None, :])
+        product = relu_product(dot, weight)
+    elif EXACT:
+        dot = to_bf16(dot).to(tl.float32)
+        product = to_bf16(
+            tl.maximum(dot, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
+        ).to(tl.float32)
+    else:
+        # Twice the relu, by an addition: maxima, and what expands the keys, share another pipe.
+        product = (dot + tl.abs(dot)) * (0.5 * weight)[None, :]
+    total = tl.sum(product.reshape(KEYS, ROWS, BLOCK_HEADS), axis=2)
+    if FP8:
+        power = (exponent << 23).to(tl.float32, bitcast=True)[:, None]
+        total = total * power + 0.0 * power  # NaN where the power is infinite
+    return total
+
+
 _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
-
-
-def _config(rows: int, keys: int, warps: int, registers: int | None) -> triton.Config:
-    """With fewer registers more programs share a processor, and hide each other's latencies."""
-    options = {"ROWS": rows, "KEYS": keys, "WARPS": warps}
-    return triton.Config(options, num_warps=warps, maxnreg=registers)
-
-
 _decode = tuned(
     [
-        _config(1, 64, 4, 64),
-        _config(1, 64, 4, None),
-        _config(1, 128, 4, 96),
-        _config(1, 128, 4, None),
-        _config(1, 128, 8, 64),
-        _config(1, 256, 8, None),
+        triton.Config({"ROWS": 1, "KEYS": keys}, num_warps=warps, num_stages=stages)
+        for keys, warps, stages in ((128, 4, 3), (128, 4, 5), (128, 4, 7), (256, 8, 5))
     ],
     _KEY,
-)(score_rows)
+)(_logits)
 _prefill = tuned(
     [
-        _config(4, 64, 4, 168),
-        _config(2, 128, 4, 168),
-        _config(4, 128, 4, None),
-        _config(8, 64, 4, None),
-        _config(8, 128, 8, None),
+        triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=4, num_stages=3)
+        for rows, keys in ((8, 64), (4, 128))
     ],
     _KEY,
-)(score_rows)
+)(_logits)
