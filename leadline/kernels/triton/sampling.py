@@ -23,9 +23,11 @@ from leadline.kernels.triton.sampling_draw import LEVELS, draw, list_borders, pr
 
 R = TypeVar("R")
 
-_TILE = 4096
 _DRAW_TILE = 2048
 _LISTED = 64
+_STRIP = 512
+_WARPS = (8, 8, 8, 8)
+_GREEDY = (4096, 8)
 
 
 def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]:
@@ -116,9 +118,10 @@ def greedy(logits_RV: Tensor) -> Tensor:
     out = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
     if rows:
         logits_RV = logits_RV.contiguous()
-        tiles = triton.cdiv(vocab, _TILE)
+        tile, warps = _GREEDY
+        tiles = triton.cdiv(vocab, tile)
         best = torch.empty(rows, tiles, dtype=torch.int64, device=logits_RV.device)
-        _best_of_tile[(tiles, rows)](logits_RV, best, vocab, TILE=_TILE, num_warps=8)
+        _best_of_tile[(tiles, rows)](logits_RV, best, vocab, TILE=tile, num_warps=warps)
         _best_of_row[(rows,)](best, out, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1)
     return out
 
@@ -130,8 +133,10 @@ def _best_of_tile(logits, best, vocab, TILE: tl.constexpr):
     logit = tl.load(
         logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf")
     )
-    packed = tl.max(ranked(key_of(logit), column), axis=0)
-    tl.store(best + row * tl.num_programs(0) + tile, packed)
+    key = key_of(logit)
+    top = tl.max(key, axis=0)
+    first = tl.min(tl.where(key == top, column, 0x7FFFFFFF), axis=0)
+    tl.store(best + row * tl.num_programs(0) + tile, ranked(top, first))
 
 
 @triton.jit
@@ -169,11 +174,11 @@ def sample(
     row = (logits_RV, temperature_R, min_p_R, top_k_R, top_p_R)
     extremes = (per_tile(dtype=torch.int32), per_tile(dtype=torch.int32))
     mass = per_tile(dtype=torch.float64)
-    summarise[(tiles, rows)](*row, *extremes, mass, vocab, TILE=_DRAW_TILE, num_warps=8)
+    summarise[(tiles, rows)](*row, *extremes, mass, vocab, TILE=_DRAW_TILE, num_warps=_WARPS[0])
     rounds = [per_tile(LEVELS, dtype=torch.float32) for _ in range(2)]
     for index in range(2):
         probe[(tiles, rows)](
-            *(*row, *extremes, *rounds, vocab, tiles), ROUND=index, **sizes, num_warps=8
+            *(*row, *extremes, *rounds, vocab, tiles), ROUND=index, **sizes, STRIP=_STRIP, num_warps=_WARPS[1]
         )
     listed = (
         torch.empty(rows, 2, dtype=torch.int32, device=device),
@@ -182,12 +187,12 @@ def sample(
         per_tile(2, dtype=torch.float64),
     )
     list_borders[(tiles, rows)](
-        *(*row, *extremes, *rounds, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=8
+        *(*row, *extremes, *rounds, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=_WARPS[2]
     )
     draw[(rows,)](
         *(*row, uniform_R, *extremes, mass, *listed, out, vocab, tiles),
         LISTED=_LISTED,
         **sizes,
-        num_warps=8,
+        num_warps=_WARPS[3],
     )
     return out

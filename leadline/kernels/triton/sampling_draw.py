@@ -69,14 +69,13 @@ def probe(
     tiles,
     ROUND: tl.constexpr,
     TILE: tl.constexpr,
+    STRIP: tl.constexpr,
     TILES: tl.constexpr,
 ):
     """A tile: the count or rough mass of what lies at or above each of some levels."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     if (k > 0) | (p < 1):
-        column = tile * TILE + tl.arange(0, TILE)
-        logit = tl.load(logits + row * vocab + column, mask=column < vocab, other=float("-inf"))
         coldness = 1 / tl.load(temperature + row)
         top, low = _extremes(best + row * tiles, least + row * tiles, tiles, TILES)
         if is_finite(top):
@@ -90,10 +89,15 @@ def probe(
                 levels = _second_levels(low, tl.minimum(high, top))
                 is_few = size <= _FEW
             if not is_few:
-                rough = rough_weights(logit, number_of(top), coldness)
-                rough = tl.where(k > 0, 1.0, rough)
-                is_above = key_of(logit)[:, None] >= levels[None, :]
-                sums = tl.sum(tl.where(is_above, rough[:, None], 0.0), axis=0)
+                above = tl.zeros([STRIP, _LEVELS], tl.float32)
+                for start in tl.static_range(0, TILE, STRIP):
+                    column = tile * TILE + start + tl.arange(0, STRIP)
+                    at = logits + row * vocab + column
+                    logit = tl.load(at, mask=column < vocab, other=float("-inf"))
+                    rough = rough_weights(logit, number_of(top), coldness)
+                    rough = tl.where(k > 0, 1.0, rough)[:, None]
+                    above += tl.where(key_of(logit)[:, None] >= levels[None, :], rough, 0.0)
+                sums = tl.sum(above, axis=0)
                 level = (row * tiles + tile) * _LEVELS + tl.arange(0, _LEVELS)
                 tl.store((second if ROUND else first) + level, sums)
 
@@ -225,13 +229,10 @@ def draw(
             else:
                 low = tl.min(tl.load(least + at, mask=exists, other=0x7FFFFFFF), axis=0)
                 low = _at_least(share, low, top, coldness)
-                nothing = tl.full([], 0, tl.int64)
-                source = (
-                    *(logits, vocab, top, coldness),
-                    *(bests, bests, nothing.to(tl.float64), nothing),
-                )
-                floor, ceiling, ties = cut_keys(source, low, top + 1, k, p, total, True, TILE)
-                sums, before_ties = sums_of_tiles(source, floor, ceiling, ties, TILE, TILES)
+                none, nothing = tl.full([], 0, tl.int64), tl.full([], 0.0, tl.float64)
+                whole = (logits, vocab, top, coldness, bests, bests, nothing, none)
+                floor, ceiling, ties = cut_keys(whole, low, top + 1, k, p, total, True, TILE)
+                sums, before_ties = sums_of_tiles(whole, floor, ceiling, ties, TILE, TILES)
         else:
             sums = tl.load(mass + at, mask=exists, other=0.0) * weight_of(bests, top, coldness)
         before = tl.cumsum(sums, axis=0) - sums
