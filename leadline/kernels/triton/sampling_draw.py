@@ -76,24 +76,31 @@ def probe(
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     if (k > 0) | (p < 1):
+        # Whatever is read is under way before anything waits for it.
+        start = logits + row * vocab
+        if ROUND == 0:
+            strips = _load_strips(start, tile * TILE, vocab, TILE, STRIP)
         coldness = 1 / tl.load(temperature + row)
-        top, low = _extremes(best + row * tiles, least + row * tiles, tiles, TILES)
+        bests, leasts = _load_extremes(best + row * tiles, least + row * tiles, tiles, TILES)
+        if ROUND == 1:
+            partial = _load_sums(first + row * tiles * _LEVELS, tiles, TILES)
+        top, low = tl.max(bests, axis=0), tl.min(leasts, axis=0)
         if is_finite(top):
             low = _at_least(share, low, top, coldness)
             levels = _first_levels(low, top, coldness)
             is_few = False
             if ROUND == 1:
-                sums = _sums_of_row(first + row * tiles * _LEVELS, tiles, TILES)
+                sums = tl.sum(partial, axis=0)
                 goal = _goal(sums, k, p)
                 low, high, size = _bracket(sums, levels, goal, low, top + 1, k, top, coldness)
                 levels = _second_levels(low, tl.minimum(high, top))
                 is_few = size <= _FEW
             if not is_few:
+                if ROUND == 1:
+                    strips = _load_strips(start, tile * TILE, vocab, TILE, STRIP)
                 above = tl.zeros([STRIP, _LEVELS], tl.float32)
-                for start in tl.static_range(0, TILE, STRIP):
-                    column = tile * TILE + start + tl.arange(0, STRIP)
-                    at = logits + row * vocab + column
-                    logit = tl.load(at, mask=column < vocab, other=float("-inf"))
+                for index in tl.static_range(TILE // STRIP):
+                    logit = strips[index]
                     rough = rough_weights(logit, number_of(top), coldness)
                     rough = tl.where(k > 0, 1.0, rough)[:, None]
                     above += tl.where(key_of(logit)[:, None] >= levels[None, :], rough, 0.0)
@@ -130,19 +137,21 @@ def list_borders(
         column = tile * TILE + tl.arange(0, TILE)
         logit = tl.load(logits + row * vocab + column, mask=column < vocab, other=float("-inf"))
         coldness = 1 / tl.load(temperature + row)
-        top, low = _extremes(best + row * tiles, least + row * tiles, tiles, TILES)
+        bests, leasts = _load_extremes(best + row * tiles, least + row * tiles, tiles, TILES)
+        partial = _load_sums(first + row * tiles * _LEVELS, tiles, TILES)
+        closer = _load_sums(second + row * tiles * _LEVELS, tiles, TILES)
+        top, low = tl.max(bests, axis=0), tl.min(leasts, axis=0)
         if is_finite(top):
             bottom = _at_least(share, low, top, coldness)
             low, high = bottom, bottom
             if (k > 0) | (p < 1):
                 levels = _first_levels(low, top, coldness)
-                start = row * tiles * _LEVELS
-                sums = _sums_of_row(first + start, tiles, TILES)
+                sums = tl.sum(partial, axis=0)
                 goal = _goal(sums, k, p)
                 low, high, size = _bracket(sums, levels, goal, low, top + 1, k, top, coldness)
                 if size > _FEW:
                     levels = _second_levels(low, tl.minimum(high, top))
-                    sums = _sums_of_row(second + start, tiles, TILES)
+                    sums = tl.sum(closer, axis=0)
                     low, high, size = _bracket(sums, levels, goal, low, high, k, top, coldness)
                 if (k > 0) & (size <= _FEW):
                     high = top + 1
@@ -163,10 +172,12 @@ def list_borders(
             listed = tl.sum(is_listed, axis=0)
             tl.store(counts + place * 2, tl.sum(is_above.to(tl.int32), axis=0))
             tl.store(counts + place * 2 + 1, listed)
+            slots = keys + place * LISTED
             if listed > 0:
                 slot = tl.cumsum(is_listed, axis=0) - 1
-                at = keys + place * LISTED + slot
-                tl.store(at, key, mask=(is_listed > 0) & (slot < LISTED))
+                tl.store(slots + slot, key, mask=(is_listed > 0) & (slot < LISTED))
+            slot = tl.arange(0, LISTED)
+            tl.store(slots + slot, NOTHING, mask=slot >= listed)
 
 
 @triton.jit
@@ -196,27 +207,32 @@ def draw(
     logits += row * vocab
     tile = tl.arange(0, TILES)
     at, exists = row * tiles + tile, tile < tiles
+    k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
+    is_cut = (k > 0) | (p < 1) | (share > 0)
+    # Whatever is read is under way before anything waits for it.
+    coldness, u = 1 / tl.load(temperature + row), tl.load(uniform + row)
     bests = tl.load(best + at, mask=exists, other=NOTHING)
+    sums = tl.load(mass + at, mask=exists & ~is_cut, other=0.0)
+    exists &= is_cut
+    above = tl.load(masses + at * 2, mask=exists, other=0.0)
+    totals = tl.load(masses + at * 2 + 1, mask=exists, other=0.0)
+    counts_above = tl.load(counts + at * 2, mask=exists, other=0)
+    listed = tl.load(counts + at * 2 + 1, mask=exists, other=0)
+    slot = tl.arange(0, TILES * LISTED)
+    keys += row * tiles * LISTED + slot
+    key = tl.load(keys, mask=(slot < tiles * LISTED) & is_cut, other=NOTHING)
+    low, high = tl.load(borders + row * 2), tl.load(borders + row * 2 + 1)
     top = tl.max(bests, axis=0)
     token = tl.full([], -1, tl.int64)
     if is_finite(top):
-        coldness = 1 / tl.load(temperature + row)
-        k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
         floor = tl.full([], NOTHING + 1, tl.int64)
         ceiling, ties = floor, tl.full([], 0, tl.int64)
         before_ties = tl.zeros([TILES], tl.int64)
-        if (k > 0) | (p < 1) | (share > 0):
-            low, high = tl.load(borders + row * 2), tl.load(borders + row * 2 + 1)
-            above = tl.load(masses + at * 2, mask=exists, other=0.0)
-            total = tl.sum(tl.load(masses + at * 2 + 1, mask=exists, other=0.0), axis=0)
-            count = tl.sum(tl.load(counts + at * 2, mask=exists, other=0).to(tl.int64), axis=0)
-            listed = tl.load(counts + at * 2 + 1, mask=exists, other=0)
+        if is_cut:
+            total = tl.sum(totals, axis=0)
             fits = tl.max(listed, axis=0) <= LISTED
             if fits & ((k <= 0) | (p >= 1) | (high > top)):
-                slot = tl.arange(0, LISTED)[None, :]
-                key = tl.load(
-                    keys + at[:, None] * LISTED + slot, mask=slot < listed[:, None], other=NOTHING
-                ).reshape(TILES * LISTED)
+                count = tl.sum(counts_above, axis=0).to(tl.int64)
                 weight = weight_of(key, top, coldness)
                 source = (logits, vocab, top, coldness, key, weight, tl.sum(above, axis=0), count)
                 floor, ceiling, ties = cut_keys(source, low, high, k, p, total, False, TILE)
@@ -234,15 +250,17 @@ def draw(
                 floor, ceiling, ties = cut_keys(whole, low, top + 1, k, p, total, True, TILE)
                 sums, before_ties = sums_of_tiles(whole, floor, ceiling, ties, TILE, TILES)
         else:
-            sums = tl.load(mass + at, mask=exists, other=0.0) * weight_of(bests, top, coldness)
+            sums *= weight_of(bests, top, coldness)
         before = tl.cumsum(sums, axis=0) - sums
-        target = tl.load(uniform + row) * tl.sum(sums, axis=0)
+        target = u * tl.sum(sums, axis=0)
         chosen = tl.max(tl.where((sums > 0) & (before <= target), tile, 0), axis=0)
         is_chosen = tile == chosen
-        key, weight = load_tile(logits, chosen * TILE, vocab, top, coldness, TILE)
+        keys_of_tile, weights_of_tile = load_tile(
+            logits, chosen * TILE, vocab, top, coldness, TILE
+        )
         first = pick(
-            key,
-            weight,
+            keys_of_tile,
+            weights_of_tile,
             target - tl.sum(tl.where(is_chosen, before, 0.0), axis=0),
             tl.sum(tl.where(is_chosen, before_ties, 0), axis=0),
             floor,
@@ -261,12 +279,11 @@ def _cuts(top_k, top_p, min_p, vocab):
 
 
 @triton.jit
-def _extremes(best, least, tiles, TILES: tl.constexpr):
-    """The best and the least key of a row."""
+def _load_extremes(best, least, tiles, TILES: tl.constexpr):
+    """The best and the least key of each tile of a row."""
     tile = tl.arange(0, TILES)
-    top = tl.max(tl.load(best + tile, mask=tile < tiles, other=NOTHING), axis=0)
-    low = tl.min(tl.load(least + tile, mask=tile < tiles, other=0x7FFFFFFF), axis=0)
-    return top, low
+    bests = tl.load(best + tile, mask=tile < tiles, other=NOTHING)
+    return bests, tl.load(least + tile, mask=tile < tiles, other=0x7FFFFFFF)
 
 
 @triton.jit
@@ -302,11 +319,20 @@ def _goal(sums, k, p):
 
 
 @triton.jit
-def _sums_of_row(partial, tiles, TILES: tl.constexpr):
-    """Sums above levels, of all tiles."""
+def _load_strips(logits, start, vocab, TILE: tl.constexpr, STRIP: tl.constexpr):
+    """The logits of a tile in turn."""
+    strips = ()
+    for index in tl.static_range(TILE // STRIP):
+        column = start + index * STRIP + tl.arange(0, STRIP)
+        strips += (tl.load(logits + column, mask=column < vocab, other=float("-inf")),)
+    return strips
+
+
+@triton.jit
+def _load_sums(partial, tiles, TILES: tl.constexpr):
+    """``[TILES, LEVELS]`` of a row."""
     tile, level = tl.arange(0, TILES)[:, None], tl.arange(0, _LEVELS)[None, :]
-    sums = tl.load(partial + tile * _LEVELS + level, mask=tile < tiles, other=0.0)
-    return tl.sum(sums, axis=0)
+    return tl.load(partial + tile * _LEVELS + level, mask=tile < tiles, other=0.0)
 
 
 @triton.jit
