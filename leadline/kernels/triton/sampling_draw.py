@@ -162,7 +162,7 @@ def list_borders(
             place = row * tiles + tile
             is_above = key >= high
             above, total = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
-            if high <= top:
+            if (k <= 0) | (high <= top):
                 weight = weights(logit, number_of(top), coldness)
                 above = tl.sum(tl.where(is_above, weight, 0.0), axis=0)
                 total = tl.sum(tl.where(key >= bottom, weight, 0.0), axis=0)
