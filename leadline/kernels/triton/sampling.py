@@ -19,13 +19,13 @@ from torch import Tensor
 
 from leadline.kernels.reference import sampling as reference
 from leadline.kernels.triton.sampling_cuts import column_of, is_finite, key_of, ranked
-from leadline.kernels.triton.sampling_draw import LEVELS, draw, list_borders, probe, summarise
+from leadline.kernels.triton.sampling_draw import FIRST, SECOND, draw, list_borders, probe, summarise
 
 R = TypeVar("R")
 
 _DRAW_TILE = 2048
 _LISTED = 64
-_STRIP = 512
+_STRIP = 256
 _WARPS = (8, 8, 8, 8)
 _GREEDY = (4096, 8)
 
@@ -173,13 +173,24 @@ def sample(
 
     row = (logits_RV, temperature_R, min_p_R, top_k_R, top_p_R)
     extremes = (per_tile(dtype=torch.int32), per_tile(dtype=torch.int32))
+    first, second = (per_tile(levels, dtype=torch.float32) for levels in (FIRST, SECOND))
     mass = per_tile(dtype=torch.float64)
-    summarise[(tiles, rows)](*row, *extremes, mass, vocab, TILE=_DRAW_TILE, num_warps=_WARPS[0])
-    rounds = [per_tile(LEVELS, dtype=torch.float32) for _ in range(2)]
-    for index in range(2):
-        probe[(tiles, rows)](
-            *(*row, *extremes, *rounds, vocab, tiles), ROUND=index, **sizes, STRIP=_STRIP, num_warps=_WARPS[1]
-        )
+    summarise[(tiles, rows)](
+        *(*row, *extremes, first, mass, vocab),
+        TILE=_DRAW_TILE,
+        STRIP=_STRIP,
+        num_warps=_WARPS[0],
+    )
+    state = (
+        torch.empty(rows, 4, dtype=torch.int32, device=device),
+        torch.empty(rows, 3, dtype=torch.float32, device=device),
+    )
+    probe[(tiles, rows)](
+        *(*row, *extremes, first, second, *state, vocab, tiles),
+        STRIP=_STRIP,
+        **sizes,
+        num_warps=_WARPS[1],
+    )
     listed = (
         torch.empty(rows, 2, dtype=torch.int32, device=device),
         per_tile(_LISTED, dtype=torch.int32),
@@ -187,7 +198,7 @@ def sample(
         per_tile(2, dtype=torch.float64),
     )
     list_borders[(tiles, rows)](
-        *(*row, *extremes, *rounds, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=_WARPS[2]
+        *(*row, second, *state, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=_WARPS[2]
     )
     draw[(rows,)](
         *(*row, uniform_R, *extremes, mass, *listed, out, vocab, tiles),

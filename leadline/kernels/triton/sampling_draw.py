@@ -25,33 +25,54 @@ from leadline.kernels.triton.sampling_cuts import (
     weights,
 )
 
-LEVELS = 16
-_LEVELS = tl.constexpr(LEVELS)
+FIRST, SECOND = 16, 32  # levels of the two searches
+_FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
 _FEW = tl.constexpr(1024)  # entries of a row that are listed without looking closer
 
 
 @triton.jit
 def summarise(
-    logits, temperature, min_p, top_k, top_p, best, least, mass, vocab, TILE: tl.constexpr
+    logits,
+    temperature,
+    min_p,
+    top_k,
+    top_p,
+    best,
+    least,
+    first,
+    mass,
+    vocab,
+    TILE: tl.constexpr,
+    STRIP: tl.constexpr,
 ):
-    """A tile: its best key and its least, or of rows that nothing cuts its sum of weights."""
-    tile, row = tl.program_id(0), tl.program_id(1)
+    """A tile: its best key and, of rows that nothing cuts, its sum of weights; of others its least
+    key, and the count or rough mass of what lies at or above some levels."""
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place = row * tl.num_programs(0) + tile
-    column = tile * TILE + tl.arange(0, TILE)
-    logit = tl.load(
-        logits + row.to(tl.int64) * vocab + column, mask=column < vocab, other=float("-inf")
-    )
-    key = key_of(logit)
-    top = tl.max(key, axis=0)
-    tl.store(best + place, top)
+    strips = _load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
+    coldness = 1 / tl.load(temperature + row)
+    keys = tl.full([STRIP], NOTHING, tl.int32)
+    for index in tl.static_range(TILE // STRIP):
+        keys = tl.maximum(keys, key_of(strips[index]))
+    top = tl.max(keys, axis=0)
+    tl.store(best + place, top)
     if (k > 0) | (p < 1) | (share > 0):
-        tl.store(least + place, tl.min(tl.where(key > NOTHING, key, 0x7FFFFFFF), axis=0))
+        keys = tl.full([STRIP], 0x7FFFFFFF, tl.int32)
+        for index in tl.static_range(TILE // STRIP):
+            key = key_of(strips[index])
+            keys = tl.minimum(keys, tl.where(key > NOTHING, key, 0x7FFFFFFF))
+        tl.store(least + place, tl.min(keys, axis=0))
+        if ((k > 0) | (p < 1)) & is_finite(top):
+            levels = _first_levels(number_of(top), coldness)
+            sums = _sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
+            tl.store(first + place * _FIRST + tl.arange(0, _FIRST), sums)
     else:
-        total = tl.full([], 0.0, tl.float64)
+        sums = tl.zeros([STRIP], tl.float64)
         if is_finite(top):
-            total = tl.sum(weights(logit, number_of(top), 1 / tl.load(temperature + row)), axis=0)
-        tl.store(mass + place, total)
+            for index in tl.static_range(TILE // STRIP):
+                sums += weights(strips[index], number_of(top), coldness)
+        tl.store(mass + place, tl.sum(sums, axis=0))
 
 
 @triton.jit
@@ -65,48 +86,45 @@ def probe(
     least,
     first,
     second,
+    found,
+    goals,
     vocab,
     tiles,
-    ROUND: tl.constexpr,
     TILE: tl.constexpr,
     STRIP: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """A tile: the count or rough mass of what lies at or above each of some levels."""
+    """A tile of a row whose cut leaves many in question: sums above closer levels."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
-    if (k > 0) | (p < 1):
-        # Whatever is read is under way before anything waits for it.
-        start = logits + row * vocab
-        if ROUND == 0:
-            strips = _load_strips(start, tile * TILE, vocab, TILE, STRIP)
+    if (k > 0) | (p < 1) | (share > 0):
         coldness = 1 / tl.load(temperature + row)
         bests, leasts = _load_extremes(best + row * tiles, least + row * tiles, tiles, TILES)
-        if ROUND == 1:
-            partial = _load_sums(first + row * tiles * _LEVELS, tiles, TILES)
-        top, low = tl.max(bests, axis=0), tl.min(leasts, axis=0)
+        top = tl.max(bests, axis=0)
+        found += row * 4
+        goals += row * 3
+        if tile == 0:
+            tl.store(found, top)
         if is_finite(top):
-            low = _at_least(share, low, top, coldness)
-            levels = _first_levels(low, top, coldness)
-            is_few = False
-            if ROUND == 1:
-                sums = tl.sum(partial, axis=0)
-                goal = _goal(sums, k, p)
-                low, high, size = _bracket(sums, levels, goal, low, top + 1, k, top, coldness)
+            bottom = _at_least(share, tl.min(leasts, axis=0), top, coldness)
+            low, high, size, least_goal, most_goal = bottom, bottom, 0.0, 0.0, 0.0
+            if (k > 0) | (p < 1):
+                low, high, size, least_goal, most_goal = _search(
+                    first + row * tiles * _FIRST, bests, top, bottom, coldness, k, p, share, TILES
+                )
+            if size > _FEW:
+                strips = _load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
                 levels = _second_levels(low, tl.minimum(high, top))
-                is_few = size <= _FEW
-            if not is_few:
-                if ROUND == 1:
-                    strips = _load_strips(start, tile * TILE, vocab, TILE, STRIP)
-                above = tl.zeros([STRIP, _LEVELS], tl.float32)
-                for index in tl.static_range(TILE // STRIP):
-                    logit = strips[index]
-                    rough = rough_weights(logit, number_of(top), coldness)
-                    rough = tl.where(k > 0, 1.0, rough)[:, None]
-                    above += tl.where(key_of(logit)[:, None] >= levels[None, :], rough, 0.0)
-                sums = tl.sum(above, axis=0)
-                level = (row * tiles + tile) * _LEVELS + tl.arange(0, _LEVELS)
-                tl.store((second if ROUND else first) + level, sums)
+                sums = _sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
+                level = tl.arange(0, _SECOND)
+                tl.store(second + (row * tiles + tile) * _SECOND + level, sums)
+            if tile == 0:
+                tl.store(found + 1, bottom)
+                tl.store(found + 2, low)
+                tl.store(found + 3, high)
+                tl.store(goals, size)
+                tl.store(goals + 1, least_goal)
+                tl.store(goals + 2, most_goal)
 
 
 @triton.jit
@@ -116,10 +134,9 @@ def list_borders(
     min_p,
     top_k,
     top_p,
-    best,
-    least,
-    first,
     second,
+    found,
+    goals,
     borders,
     keys,
     counts,
@@ -137,24 +154,18 @@ def list_borders(
         column = tile * TILE + tl.arange(0, TILE)
         logit = tl.load(logits + row * vocab + column, mask=column < vocab, other=float("-inf"))
         coldness = 1 / tl.load(temperature + row)
-        bests, leasts = _load_extremes(best + row * tiles, least + row * tiles, tiles, TILES)
-        partial = _load_sums(first + row * tiles * _LEVELS, tiles, TILES)
-        closer = _load_sums(second + row * tiles * _LEVELS, tiles, TILES)
-        top, low = tl.max(bests, axis=0), tl.min(leasts, axis=0)
+        found += row * 4
+        goals += row * 3
+        top, bottom = tl.load(found), tl.load(found + 1)
+        low, high = tl.load(found + 2), tl.load(found + 3)
+        size, least_goal, most_goal = tl.load(goals), tl.load(goals + 1), tl.load(goals + 2)
         if is_finite(top):
-            bottom = _at_least(share, low, top, coldness)
-            low, high = bottom, bottom
-            if (k > 0) | (p < 1):
-                levels = _first_levels(low, top, coldness)
-                sums = tl.sum(partial, axis=0)
-                goal = _goal(sums, k, p)
-                low, high, size = _bracket(sums, levels, goal, low, top + 1, k, top, coldness)
-                if size > _FEW:
-                    levels = _second_levels(low, tl.minimum(high, top))
-                    sums = tl.sum(closer, axis=0)
-                    low, high, size = _bracket(sums, levels, goal, low, high, k, top, coldness)
-                if (k > 0) & (size <= _FEW):
-                    high = top + 1
+            if size > _FEW:
+                levels = _second_levels(low, tl.minimum(high, top))
+                sums = tl.sum(_load_sums(second + row * tiles * _SECOND, tiles, TILES), axis=0)
+                low, high, size = _bracket(sums, levels, least_goal, most_goal, low, high)
+            if (k > 0) & (size <= _FEW):
+                high = top + 1
             if tile == 0:
                 tl.store(borders + row * 2, low)
                 tl.store(borders + row * 2 + 1, high)
@@ -295,32 +306,80 @@ def _at_least(share, low, top, coldness):
 
 
 @triton.jit
-def _first_levels(low, top, coldness):
-    """The least key, and up to the best numbers whose weights are a factor e apart, or less."""
-    level = tl.arange(0, _LEVELS)
-    best = number_of(top)
-    step = tl.minimum((best - number_of(low)) / _LEVELS, (1 / coldness).to(tl.float32))
-    key = key_of(best - (_LEVELS - level) * step)
-    return tl.where(level > 0, tl.maximum(key, low), low)
+def _first_levels(best, coldness):
+    """Keys that weights a factor e apart have, down from the best, on a grid that all tiles share;
+    the last is the least of all."""
+    level = tl.arange(0, _FIRST)
+    key = key_of((_place_on_grid(best, coldness) - level) * (1 / coldness).to(tl.float32))
+    return tl.where(level < _FIRST - 1, key, NOTHING + 1)
+
+
+@triton.jit
+def _place_on_grid(x, coldness):
+    """Which multiple of the temperature a number exceeds."""
+    return tl.floor(x * coldness.to(tl.float32))
 
 
 @triton.jit
 def _second_levels(low, high):
     """Evenly from a key to another."""
-    part = tl.arange(0, _LEVELS).to(tl.float32) / _LEVELS
+    part = tl.arange(0, _SECOND).to(tl.float32) / _SECOND
     key = key_of(number_of(low) * (1 - part) + number_of(high) * part)
     return tl.where(part > 0, tl.maximum(key, low), low)
 
 
 @triton.jit
-def _goal(sums, k, p):
-    """The count, or the rough mass, that a row keeps."""
-    return tl.where(k > 0, k.to(tl.float32), p.to(tl.float32) * tl.max(sums, axis=0))
+def _sums_above(strips, levels, best, coldness, k, TILE: tl.constexpr, STRIP: tl.constexpr):
+    """How many of a tile lie at or above each level or, if no k is given, their rough mass."""
+    above = tl.zeros([STRIP, levels.shape[0]], tl.float32)
+    for index in tl.static_range(TILE // STRIP):
+        rough = tl.where(k > 0, 1.0, rough_weights(strips[index], best, coldness))
+        is_above = key_of(strips[index])[:, None] >= levels[None, :]
+        above += tl.where(is_above, rough[:, None], 0.0)
+    return tl.sum(above, axis=0)
+
+
+@triton.jit
+def _search(first, bests, top, bottom, coldness, k, p, share, TILES: tl.constexpr):
+    """Where a row's cut lies by the first levels.
+
+    Returns:
+        As ``_bracket``, and the least and the most that the sum at the cut may be.
+    """
+    tile, level = tl.arange(0, TILES)[:, None], tl.arange(0, _FIRST)[None, :]
+    best, numbers = number_of(top), number_of(bests)
+    place = _place_on_grid(best, coldness)
+    apart = (place - _place_on_grid(numbers, coldness))[:, None]
+    own = tl.where(level < _FIRST - 1, level - apart, _FIRST - 1.0)
+    there = is_finite(bests)[:, None] & (own >= 0)
+    own = tl.where(there, own, 0.0).to(tl.int32)
+    sums = tl.load(first + tile * _FIRST + own, mask=there, other=0.0)
+    scale = tl.where(k > 0, 1.0, rough_weights(numbers, best, coldness))
+    sums = tl.sum(sums * scale[:, None], axis=0)
+    levels = _first_levels(best, coldness)
+    total = tl.max(sums, axis=0)
+    # Multiples of the temperature are not told apart if they are too large.
+    is_told = tl.abs(place) < 1e6
+    levels, sums = tl.where(is_told, levels, NOTHING + 1), tl.where(is_told, sums, total)
+    if k > 0:
+        least, most = k.to(tl.float32), k.to(tl.float32)
+    else:
+        least, most = total, total
+        if share > 0:
+            least = tl.max(tl.where(levels >= bottom, sums, 0.0), axis=0)
+            most = tl.min(tl.where(levels <= bottom, sums, total), axis=0)
+        # Sums are rough.
+        least, most = p.to(tl.float32) * least * (1 - 1e-5), p.to(tl.float32) * most * (1 + 1e-5)
+    low, high, size = _bracket(sums, levels, least, most, bottom, top + 1)
+    if k <= 0:
+        size -= tl.max(tl.where(sums < least, sums, 0.0), axis=0)
+        size /= tl.maximum(rough_weights(number_of(low), best, coldness), 1e-30)
+    return low, high, size, least, most
 
 
 @triton.jit
 def _load_strips(logits, start, vocab, TILE: tl.constexpr, STRIP: tl.constexpr):
-    """The logits of a tile in turn."""
+    """The logits of a tile, in parts."""
     strips = ()
     for index in tl.static_range(TILE // STRIP):
         column = start + index * STRIP + tl.arange(0, STRIP)
@@ -330,25 +389,20 @@ def _load_strips(logits, start, vocab, TILE: tl.constexpr, STRIP: tl.constexpr):
 
 @triton.jit
 def _load_sums(partial, tiles, TILES: tl.constexpr):
-    """``[TILES, LEVELS]`` of a row."""
-    tile, level = tl.arange(0, TILES)[:, None], tl.arange(0, _LEVELS)[None, :]
-    return tl.load(partial + tile * _LEVELS + level, mask=tile < tiles, other=0.0)
+    """``[TILES, SECOND]`` of a row."""
+    tile, level = tl.arange(0, TILES)[:, None], tl.arange(0, _SECOND)[None, :]
+    return tl.load(partial + tile * _SECOND + level, mask=tile < tiles, other=0.0)
 
 
 @triton.jit
-def _bracket(sums, levels, goal, low, high, k, top, coldness):
-    """Between which levels a row's cut lies: where the sums first reach a goal.
+def _bracket(sums, levels, least, most, low, high):
+    """Between which levels a row's cut lies: where the sums first reach what they are to be.
 
     Returns:
-        A key at or below the cut and one above it, and how many entries there are at most from one
-        to the other or, of rows with a k, from the first up.
+        A key at or below the cut, one above it, and the sum down to the first.
     """
-    slack = tl.where(k > 0, 0.0, 1e-5 * goal)  # of rough sums
-    reaches, misses = sums >= goal + slack, sums < goal - slack
-    low = tl.max(tl.where(reaches, levels, low), axis=0)
-    high = tl.min(tl.where(misses, levels, high), axis=0)
+    reaches, misses = sums >= most, sums < least
     size = tl.min(tl.where(reaches, sums, tl.max(sums, axis=0)), axis=0)
-    if k <= 0:
-        size -= tl.max(tl.where(misses, sums, 0.0), axis=0)
-        size /= tl.maximum(rough_weights(number_of(low), number_of(top), coldness), 1e-30)
-    return low, high, size
+    low = tl.maximum(tl.max(tl.where(reaches, levels, low), axis=0), low)
+    high = tl.min(tl.where(misses, levels, high), axis=0)
+    return low, tl.maximum(high, low), size
