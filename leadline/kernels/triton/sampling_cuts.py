@@ -169,9 +169,14 @@ def _narrow(
         mass, count = _sums(middle, 0.0 if BY_COUNT else goal, source, WHOLE, TILE)
         reaches = (count.to(tl.float64) if BY_COUNT else mass) >= goal
         low, high = tl.where(reaches, middle, low), tl.where(reaches, high, middle)
-        mass_low, mass_high = tl.where(reaches, mass, mass_low), tl.where(reaches, mass_high, mass)
+        if not BY_COUNT:
+            mass_low = tl.where(reaches, mass, mass_low)
+            mass_high = tl.where(reaches, mass_high, mass)
         count_low = tl.where(reaches, count, count_low)
         count_high = tl.where(reaches, count_high, count)
+    if BY_COUNT:  # then nothing in the loop needs masses, and the compiler leaves them out
+        mass_low, _ = _sums(low, 0.0, source, WHOLE, TILE)
+        mass_high, _ = _sums(high, 0.0, source, WHOLE, TILE)
     equal = count_low - count_high
     tie = (mass_low - mass_high) / tl.maximum(equal, 1).to(tl.float64)
     return low, high, mass_high, count_high, tie, equal
