@@ -19,15 +19,21 @@ from torch import Tensor
 
 from leadline.kernels.reference import sampling as reference
 from leadline.kernels.triton.sampling_cuts import column_of, is_finite, key_of, ranked
-from leadline.kernels.triton.sampling_draw import FIRST, SECOND, draw, list_borders, probe, summarise
+from leadline.kernels.triton.sampling_draw import (
+    FIRST,
+    SECOND,
+    draw,
+    list_borders,
+    probe,
+    summarise,
+)
 
 R = TypeVar("R")
 
-_DRAW_TILE = 2048
+_TILE = 2048
 _LISTED = 64
 _STRIP = 256
-_WARPS = (8, 8, 8, 8)
-_GREEDY = (4096, 8)
+_WARPS = (4, 4, 4, 8)
 
 
 def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]:
@@ -118,10 +124,9 @@ def greedy(logits_RV: Tensor) -> Tensor:
     out = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
     if rows:
         logits_RV = logits_RV.contiguous()
-        tile, warps = _GREEDY
-        tiles = triton.cdiv(vocab, tile)
+        tiles = triton.cdiv(vocab, _TILE)
         best = torch.empty(rows, tiles, dtype=torch.int64, device=logits_RV.device)
-        _best_of_tile[(tiles, rows)](logits_RV, best, vocab, TILE=tile, num_warps=warps)
+        _best_of_tile[(tiles, rows)](logits_RV, best, vocab, TILE=_TILE, num_warps=4)
         _best_of_row[(rows,)](best, out, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1)
     return out
 
@@ -165,8 +170,8 @@ def sample(
     if not rows:
         return out
     logits_RV = logits_RV.contiguous()
-    tiles = triton.cdiv(vocab, _DRAW_TILE)
-    sizes = {"TILE": _DRAW_TILE, "TILES": triton.next_power_of_2(tiles)}
+    tiles = triton.cdiv(vocab, _TILE)
+    sizes = {"TILE": _TILE, "TILES": triton.next_power_of_2(tiles)}
 
     def per_tile(*size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(rows, tiles, *size, dtype=dtype, device=device)
@@ -177,7 +182,7 @@ def sample(
     mass = per_tile(dtype=torch.float64)
     summarise[(tiles, rows)](
         *(*row, *extremes, first, mass, vocab),
-        TILE=_DRAW_TILE,
+        TILE=_TILE,
         STRIP=_STRIP,
         num_warps=_WARPS[0],
     )
@@ -187,7 +192,7 @@ def sample(
     )
     probe[(tiles, rows)](
         *(*row, *extremes, first, second, *state, vocab, tiles),
-        STRIP=_STRIP,
+        STRIP=_STRIP // 2,
         **sizes,
         num_warps=_WARPS[1],
     )
@@ -203,6 +208,7 @@ def sample(
     draw[(rows,)](
         *(*row, uniform_R, *extremes, mass, *listed, out, vocab, tiles),
         LISTED=_LISTED,
+        FEW_LISTED=_LISTED // 4,
         **sizes,
         num_warps=_WARPS[3],
     )

@@ -70,8 +70,7 @@ def weights(x, best, coldness):
     """
     scale = coldness * 1.4426950408889634
     origin = best.to(tl.float64)
-    least = tl.maximum(origin - 1000.0 / scale, -3.4028234663852886e38).to(tl.float32)
-    doublings = (tl.maximum(x, least).to(tl.float64) - origin) * scale
+    doublings = (x.to(tl.float64) - origin) * scale
     # Added to 1.5 * 2^52, a number is rounded to an integer, which its last bits then hold.
     shifted = doublings + 6755399441055744.0
     part = doublings - (shifted - 6755399441055744.0)
@@ -79,7 +78,8 @@ def weights(x, best, coldness):
     for n in tl.static_range(8, -1, -1):
         series = series * part + _EXP2[n]
     bits = series.to(tl.int64, bitcast=True) + (shifted.to(tl.int64, bitcast=True) << 52)
-    return tl.where(x >= least, bits.to(tl.float64, bitcast=True), 0.0)
+    is_there = (x - best) * scale.to(tl.float32) > -1000.0
+    return tl.where(is_there, bits.to(tl.float64, bitcast=True), 0.0)
 
 
 @triton.jit
@@ -95,9 +95,9 @@ def rough_weights(x, best, coldness):
 
 
 @triton.jit
-def key_of_share(share, top, coldness):
+def key_of_share(share, top, temperature):
     """The least key whose weight is at least a share above 0 of the best one's."""
-    limit = number_of(top).to(tl.float64) + tl.log(share) / coldness
+    limit = number_of(top).to(tl.float64) + tl.log(share) * temperature
     nearest = limit.to(tl.float32)
     return key_of(nearest) + (nearest.to(tl.float64) < limit).to(tl.int32)
 

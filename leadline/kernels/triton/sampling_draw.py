@@ -51,28 +51,29 @@ def summarise(
     place = row * tl.num_programs(0) + tile
     strips = _load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
-    coldness = 1 / tl.load(temperature + row)
-    keys = tl.full([STRIP], NOTHING, tl.int32)
+    warmth = tl.load(temperature + row)
+    coldness = 1 / warmth
+    keys = tl.full([STRIP, 1], NOTHING, tl.int32)
     for index in tl.static_range(TILE // STRIP):
         keys = tl.maximum(keys, key_of(strips[index]))
-    top = tl.max(keys, axis=0)
+    top = tl.max(keys)
     tl.store(best + place, top)
     if (k > 0) | (p < 1) | (share > 0):
-        keys = tl.full([STRIP], 0x7FFFFFFF, tl.int32)
+        keys = tl.full([STRIP, 1], 0x7FFFFFFF, tl.int32)
         for index in tl.static_range(TILE // STRIP):
             key = key_of(strips[index])
             keys = tl.minimum(keys, tl.where(key > NOTHING, key, 0x7FFFFFFF))
-        tl.store(least + place, tl.min(keys, axis=0))
+        tl.store(least + place, tl.min(keys))
         if ((k > 0) | (p < 1)) & is_finite(top):
-            levels = _first_levels(number_of(top), coldness)
+            levels = _first_levels(number_of(top), warmth, coldness)
             sums = _sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
             tl.store(first + place * _FIRST + tl.arange(0, _FIRST), sums)
     else:
-        sums = tl.zeros([STRIP], tl.float64)
+        sums = tl.zeros([STRIP, 1], tl.float64)
         if is_finite(top):
             for index in tl.static_range(TILE // STRIP):
                 sums += weights(strips[index], number_of(top), coldness)
-        tl.store(mass + place, tl.sum(sums, axis=0))
+        tl.store(mass + place, tl.sum(sums))
 
 
 @triton.jit
@@ -98,7 +99,8 @@ def probe(
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     if (k > 0) | (p < 1) | (share > 0):
-        coldness = 1 / tl.load(temperature + row)
+        warmth = tl.load(temperature + row)
+        coldness = 1 / warmth
         bests, leasts = _load_extremes(best + row * tiles, least + row * tiles, tiles, TILES)
         top = tl.max(bests, axis=0)
         found += row * 4
@@ -106,11 +108,20 @@ def probe(
         if tile == 0:
             tl.store(found, top)
         if is_finite(top):
-            bottom = _at_least(share, tl.min(leasts, axis=0), top, coldness)
+            bottom = _at_least(share, tl.min(leasts, axis=0), top, warmth)
             low, high, size, least_goal, most_goal = bottom, bottom, 0.0, 0.0, 0.0
             if (k > 0) | (p < 1):
                 low, high, size, least_goal, most_goal = _search(
-                    first + row * tiles * _FIRST, bests, top, bottom, coldness, k, p, share, TILES
+                    first + row * tiles * _FIRST,
+                    bests,
+                    top,
+                    bottom,
+                    warmth,
+                    coldness,
+                    k,
+                    p,
+                    share,
+                    TILES,
                 )
             if size > _FEW:
                 strips = _load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
@@ -153,7 +164,8 @@ def list_borders(
     if (k > 0) | (p < 1) | (share > 0):
         column = tile * TILE + tl.arange(0, TILE)
         logit = tl.load(logits + row * vocab + column, mask=column < vocab, other=float("-inf"))
-        coldness = 1 / tl.load(temperature + row)
+        warmth = tl.load(temperature + row)
+        coldness = 1 / warmth
         found += row * 4
         goals += row * 3
         top, bottom = tl.load(found), tl.load(found + 1)
@@ -210,6 +222,7 @@ def draw(
     vocab,
     tiles,
     LISTED: tl.constexpr,
+    FEW_LISTED: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -221,7 +234,8 @@ def draw(
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     is_cut = (k > 0) | (p < 1) | (share > 0)
     # Whatever is read is under way before anything waits for it.
-    coldness, u = 1 / tl.load(temperature + row), tl.load(uniform + row)
+    warmth, u = tl.load(temperature + row), tl.load(uniform + row)
+    coldness = 1 / warmth
     bests = tl.load(best + at, mask=exists, other=NOTHING)
     sums = tl.load(mass + at, mask=exists & ~is_cut, other=0.0)
     exists &= is_cut
@@ -229,9 +243,7 @@ def draw(
     totals = tl.load(masses + at * 2 + 1, mask=exists, other=0.0)
     counts_above = tl.load(counts + at * 2, mask=exists, other=0)
     listed = tl.load(counts + at * 2 + 1, mask=exists, other=0)
-    slot = tl.arange(0, TILES * LISTED)
-    keys += row * tiles * LISTED + slot
-    key = tl.load(keys, mask=(slot < tiles * LISTED) & is_cut, other=NOTHING)
+    few = _load_listed(keys, at, exists, FEW_LISTED, LISTED)
     low, high = tl.load(borders + row * 2), tl.load(borders + row * 2 + 1)
     top = tl.max(bests, axis=0)
     token = tl.full([], -1, tl.int64)
@@ -241,21 +253,20 @@ def draw(
         before_ties = tl.zeros([TILES], tl.int64)
         if is_cut:
             total = tl.sum(totals, axis=0)
-            fits = tl.max(listed, axis=0) <= LISTED
-            if fits & ((k <= 0) | (p >= 1) | (high > top)):
-                count = tl.sum(counts_above, axis=0).to(tl.int64)
-                weight = weight_of(key, top, coldness)
-                source = (logits, vocab, top, coldness, key, weight, tl.sum(above, axis=0), count)
-                floor, ceiling, ties = cut_keys(source, low, high, k, p, total, False, TILE)
-                kept, _ = kept_of(key, 0, floor, ceiling, ties)
-                weight = tl.where(kept, weight, 0.0)
-                sums = above + tl.sum(weight.reshape(TILES, LISTED), axis=1)
-                is_tie = (key >= floor) & (key < ceiling)
-                num_ties = tl.sum(is_tie.to(tl.int64).reshape(TILES, LISTED), axis=1)
-                before_ties = tl.cumsum(num_ties, axis=0) - num_ties
+            most_listed = tl.max(listed, axis=0)
+            fits = (most_listed <= LISTED) & ((k <= 0) | (p >= 1) | (high > top))
+            if fits & (most_listed <= FEW_LISTED):
+                floor, ceiling, ties, sums, before_ties = _cut_list(
+                    few, above, counts_above, total, top, coldness, low, high, k, p
+                )
+            elif fits:
+                many = _load_listed(keys, at, exists, LISTED, LISTED)
+                floor, ceiling, ties, sums, before_ties = _cut_list(
+                    many, above, counts_above, total, top, coldness, low, high, k, p
+                )
             else:
                 low = tl.min(tl.load(least + at, mask=exists, other=0x7FFFFFFF), axis=0)
-                low = _at_least(share, low, top, coldness)
+                low = _at_least(share, low, top, warmth)
                 none, nothing = tl.full([], 0, tl.int64), tl.full([], 0.0, tl.float64)
                 whole = (logits, vocab, top, coldness, bests, bests, nothing, none)
                 floor, ceiling, ties = cut_keys(whole, low, top + 1, k, p, total, True, TILE)
@@ -266,9 +277,7 @@ def draw(
         target = u * tl.sum(sums, axis=0)
         chosen = tl.max(tl.where((sums > 0) & (before <= target), tile, 0), axis=0)
         is_chosen = tile == chosen
-        keys_of_tile, weights_of_tile = load_tile(
-            logits, chosen * TILE, vocab, top, coldness, TILE
-        )
+        keys_of_tile, weights_of_tile = load_tile(logits, chosen * TILE, vocab, top, coldness, TILE)
         first = pick(
             keys_of_tile,
             weights_of_tile,
@@ -280,6 +289,34 @@ def draw(
         )
         token = (chosen * TILE + first).to(tl.int64)
     tl.store(out + row, token)
+
+
+@triton.jit
+def _load_listed(keys, tiles, exists, COUNT: tl.constexpr, LISTED: tl.constexpr):
+    """``[TILES, COUNT]`` of what is listed of some tiles."""
+    at = tiles[:, None] * LISTED + tl.arange(0, COUNT)[None, :]
+    return tl.load(keys + at, mask=exists[:, None], other=NOTHING)
+
+
+@triton.jit
+def _cut_list(listed, above, counts_above, total, top, coldness, low, high, k, p):
+    """What a row keeps by its list.
+
+    Returns:
+        As ``cut_keys``; for each tile the mass that is kept, and how many ties come before it.
+    """
+    TILES: tl.constexpr = listed.shape[0]
+    COUNT: tl.constexpr = listed.shape[1]
+    key = listed.reshape(TILES * COUNT)
+    weight = weight_of(key, top, coldness)
+    mass, count = tl.sum(above, axis=0), tl.sum(counts_above, axis=0).to(tl.int64)
+    source = (None, None, top, coldness, key, weight, mass, count)
+    floor, ceiling, ties = cut_keys(source, low, high, k, p, total, False, None)
+    kept, _ = kept_of(key, 0, floor, ceiling, ties)
+    sums = above + tl.sum(tl.where(kept, weight, 0.0).reshape(TILES, COUNT), axis=1)
+    is_tie = (key >= floor) & (key < ceiling)
+    num_ties = tl.sum(is_tie.to(tl.int64).reshape(TILES, COUNT), axis=1)
+    return floor, ceiling, ties, sums, tl.cumsum(num_ties, axis=0) - num_ties
 
 
 @triton.jit
@@ -298,19 +335,19 @@ def _load_extremes(best, least, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def _at_least(share, low, top, coldness):
+def _at_least(share, low, top, warmth):
     """The least key that min_p leaves."""
     if share > 0:
-        low = tl.maximum(low, tl.minimum(key_of_share(share, top, coldness), top))
+        low = tl.maximum(low, tl.minimum(key_of_share(share, top, warmth), top))
     return low
 
 
 @triton.jit
-def _first_levels(best, coldness):
+def _first_levels(best, warmth, coldness):
     """Keys that weights a factor e apart have, down from the best, on a grid that all tiles share;
     the last is the least of all."""
     level = tl.arange(0, _FIRST)
-    key = key_of((_place_on_grid(best, coldness) - level) * (1 / coldness).to(tl.float32))
+    key = key_of((_place_on_grid(best, coldness) - level) * warmth.to(tl.float32))
     return tl.where(level < _FIRST - 1, key, NOTHING + 1)
 
 
@@ -334,13 +371,12 @@ def _sums_above(strips, levels, best, coldness, k, TILE: tl.constexpr, STRIP: tl
     above = tl.zeros([STRIP, levels.shape[0]], tl.float32)
     for index in tl.static_range(TILE // STRIP):
         rough = tl.where(k > 0, 1.0, rough_weights(strips[index], best, coldness))
-        is_above = key_of(strips[index])[:, None] >= levels[None, :]
-        above += tl.where(is_above, rough[:, None], 0.0)
+        above += tl.where(key_of(strips[index]) >= levels[None, :], rough, 0.0)
     return tl.sum(above, axis=0)
 
 
 @triton.jit
-def _search(first, bests, top, bottom, coldness, k, p, share, TILES: tl.constexpr):
+def _search(first, bests, top, bottom, warmth, coldness, k, p, share, TILES: tl.constexpr):
     """Where a row's cut lies by the first levels.
 
     Returns:
@@ -356,7 +392,7 @@ def _search(first, bests, top, bottom, coldness, k, p, share, TILES: tl.constexp
     sums = tl.load(first + tile * _FIRST + own, mask=there, other=0.0)
     scale = tl.where(k > 0, 1.0, rough_weights(numbers, best, coldness))
     sums = tl.sum(sums * scale[:, None], axis=0)
-    levels = _first_levels(best, coldness)
+    levels = _first_levels(best, warmth, coldness)
     total = tl.max(sums, axis=0)
     # Multiples of the temperature are not told apart if they are too large.
     is_told = tl.abs(place) < 1e6
@@ -379,10 +415,11 @@ def _search(first, bests, top, bottom, coldness, k, p, share, TILES: tl.constexp
 
 @triton.jit
 def _load_strips(logits, start, vocab, TILE: tl.constexpr, STRIP: tl.constexpr):
-    """The logits of a tile, in parts."""
+    """The logits of a tile, in parts ``[STRIP, 1]``: beside levels ``[1, n]``, a thread sums what it
+    has loaded."""
     strips = ()
     for index in tl.static_range(TILE // STRIP):
-        column = start + index * STRIP + tl.arange(0, STRIP)
+        column = start + index * STRIP + tl.arange(0, STRIP)[:, None]
         strips += (tl.load(logits + column, mask=column < vocab, other=float("-inf")),)
     return strips
 

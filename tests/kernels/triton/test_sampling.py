@@ -18,8 +18,7 @@ VOCAB = 1300  # three tiles, the last one partial
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_GREEDY", (512, 4))
-    monkeypatch.setattr(sampling, "_DRAW_TILE", 512)
+    monkeypatch.setattr(sampling, "_TILE", 512)
     monkeypatch.setattr(sampling, "_LISTED", 32)
 
 
