@@ -70,7 +70,9 @@ def weights(x, best, coldness):
     """
     scale = coldness * 1.4426950408889634
     origin = best.to(tl.float64)
-    doublings = (x.to(tl.float64) - origin) * scale
+    # What is far below would only overflow on its way to 0.
+    least = tl.maximum(best - 694.0 / coldness.to(tl.float32), -3.4028234663852886e38)
+    doublings = (tl.maximum(x, least).to(tl.float64) - origin) * scale
     # Added to 1.5 * 2^52, a number is rounded to an integer, which its last bits then hold.
     shifted = doublings + 6755399441055744.0
     part = doublings - (shifted - 6755399441055744.0)
