@@ -1,4 +1,4 @@
-"""Sampling: logits to token ids in two launches, and what changes logits before (kernels.md 14).
+"""Sampling: logits to token ids in a few launches, and what changes logits before (kernels.md 14).
 
 Rows are cut into tiles of a fixed size, so that a row's result does not depend on how many rows
 there are. Weights are ``exp((logit - best) / temperature)`` in float64, exact to about 1e-14: a
@@ -19,21 +19,14 @@ from torch import Tensor
 
 from leadline.kernels.reference import sampling as reference
 from leadline.kernels.triton.sampling_cuts import column_of, is_finite, key_of, ranked
-from leadline.kernels.triton.sampling_draw import (
-    FIRST,
-    SECOND,
-    draw,
-    list_borders,
-    probe,
-    summarise,
-)
+from leadline.kernels.triton.sampling_draw import draw, list_borders, probe, summarise
+from leadline.kernels.triton.sampling_search import FIRST, SECOND
 
 R = TypeVar("R")
 
 _TILE = 2048
-_LISTED = 64
-_STRIP = 256
-_WARPS = (4, 4, 4, 8)
+_STRIP = 256  # of a tile, beside the levels at once
+_LISTED = 64  # of a tile at most
 
 
 def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]:
@@ -163,7 +156,14 @@ def sample(
     top_p_R: Tensor,
     uniform_R: Tensor,
 ) -> Tensor:
-    """Five launches, which all SMs share but for the last, a program a row."""
+    """Four launches: three that all tiles of a row share, and a program a row.
+
+    The first sums what is drawn from where nothing is cut, and above some levels where top_k or
+    top_p cut. The second looks closer where too much lies between two of the levels. The third
+    lists the logits around the cut. The last finds the cut among these, then the token. Where the
+    lists are too short (more of a tile lie within a thirty-second of a factor e around the cut than
+    are listed), it reads the whole row, slowly.
+    """
     rows, vocab = logits_RV.shape
     device = logits_RV.device
     out = torch.empty(rows, dtype=torch.int64, device=device)
@@ -178,23 +178,11 @@ def sample(
 
     row = (logits_RV, temperature_R, min_p_R, top_k_R, top_p_R)
     extremes = (per_tile(dtype=torch.int32), per_tile(dtype=torch.int32))
-    first, second = (per_tile(levels, dtype=torch.float32) for levels in (FIRST, SECOND))
     mass = per_tile(dtype=torch.float64)
-    summarise[(tiles, rows)](
-        *(*row, *extremes, first, mass, vocab),
-        TILE=_TILE,
-        STRIP=_STRIP,
-        num_warps=_WARPS[0],
-    )
-    state = (
+    first, second = (per_tile(levels, dtype=torch.float32) for levels in (FIRST, SECOND))
+    found = (
         torch.empty(rows, 4, dtype=torch.int32, device=device),
         torch.empty(rows, 3, dtype=torch.float32, device=device),
-    )
-    probe[(tiles, rows)](
-        *(*row, *extremes, first, second, *state, vocab, tiles),
-        STRIP=_STRIP // 2,
-        **sizes,
-        num_warps=_WARPS[1],
     )
     listed = (
         torch.empty(rows, 2, dtype=torch.int32, device=device),
@@ -202,14 +190,22 @@ def sample(
         per_tile(2, dtype=torch.int32),
         per_tile(2, dtype=torch.float64),
     )
-    list_borders[(tiles, rows)](
-        *(*row, second, *state, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=_WARPS[2]
+    grid = (tiles, rows)
+    summarise[grid](*(*row, *extremes, first, mass, vocab), TILE=_TILE, STRIP=_STRIP, num_warps=4)
+    probe[grid](
+        *(*row, *extremes, first, second, *found, vocab, tiles),
+        STRIP=_STRIP // 2,  # beside twice as many levels
+        **sizes,
+        num_warps=4,
+    )
+    list_borders[grid](
+        *(*row, second, *found, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=4
     )
     draw[(rows,)](
         *(*row, uniform_R, *extremes, mass, *listed, out, vocab, tiles),
         LISTED=_LISTED,
         FEW_LISTED=_LISTED // 4,
         **sizes,
-        num_warps=_WARPS[3],
+        num_warps=8,
     )
     return out

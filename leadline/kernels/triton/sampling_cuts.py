@@ -68,10 +68,10 @@ def weights(x, best, coldness):
 
     Within about 1e-14; below 2^-1000 it is 0.
     """
-    scale = coldness * 1.4426950408889634
+    scale = tl.full([], 1.4426950408889634, tl.float64) * coldness
     origin = best.to(tl.float64)
     # What is far below would only overflow on its way to 0.
-    least = tl.maximum(best - 694.0 / coldness.to(tl.float32), -3.4028234663852886e38)
+    least = tl.maximum(best - 1001.0 / scale.to(tl.float32), -3.4028234663852886e38)
     doublings = (tl.maximum(x, least).to(tl.float64) - origin) * scale
     # Added to 1.5 * 2^52, a number is rounded to an integer, which its last bits then hold.
     shifted = doublings + 6755399441055744.0

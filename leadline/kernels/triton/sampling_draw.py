@@ -1,7 +1,7 @@
 """The launches of ``sample``: what a row keeps, and which of it a uniform number falls on.
 
-The borders of top_k and top_p are searched by all programs of a row together: each launch sums
-above some levels, tile by tile, and the next begins with what these sums say of the row.
+The cut of top_k and top_p is searched by all programs of a row together: each launch writes sums
+tile by tile, and the next begins with what these say of the row.
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from leadline.kernels.triton.sampling_cuts import (
     load_tile,
     number_of,
     pick,
-    rough_weights,
     sums_of_tiles,
     weight_of,
     weights,
 )
+from leadline.kernels.triton.sampling_search import (
+    FIRST,
+    SECOND,
+    bracket,
+    first_levels,
+    load_strips,
+    load_sums,
+    search,
+    second_levels,
+    sums_above,
+)
 
-FIRST, SECOND = 16, 32  # levels of the two searches
 _FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
-_FEW = tl.constexpr(1024)  # entries of a row that are listed without looking closer
+_FEW = tl.constexpr(1024)
+"""Entries of a row that are listed without looking closer."""
 
 
 @triton.jit
@@ -45,11 +55,13 @@ def summarise(
     TILE: tl.constexpr,
     STRIP: tl.constexpr,
 ):
-    """A tile: its best key and, of rows that nothing cuts, its sum of weights; of others its least
-    key, and the count or rough mass of what lies at or above some levels."""
+    """A tile: its best key and, where nothing cuts, its mass.
+
+    Where something cuts, its least key and, for top_k and top_p, the sums above the first levels.
+    """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place = row * tl.num_programs(0) + tile
-    strips = _load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
+    strips = load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     warmth = tl.load(temperature + row)
     coldness = 1 / warmth
@@ -65,8 +77,8 @@ def summarise(
             keys = tl.minimum(keys, tl.where(key > NOTHING, key, 0x7FFFFFFF))
         tl.store(least + place, tl.min(keys))
         if ((k > 0) | (p < 1)) & is_finite(top):
-            levels = _first_levels(number_of(top), warmth, coldness)
-            sums = _sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
+            levels = first_levels(number_of(top), warmth, coldness)
+            sums = sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
             tl.store(first + place * _FIRST + tl.arange(0, _FIRST), sums)
     else:
         sums = tl.zeros([STRIP, 1], tl.float64)
@@ -95,7 +107,11 @@ def probe(
     STRIP: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """A tile of a row whose cut leaves many in question: sums above closer levels."""
+    """A tile: sums above the second levels, if many lie between two of the first.
+
+    The first tile writes what all found of the row: ``[4]`` keys (the best, the least that min_p
+    leaves, the borders of the cut) and ``[3]`` numbers (as ``search`` returns them).
+    """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     if (k > 0) | (p < 1) | (share > 0):
@@ -111,7 +127,7 @@ def probe(
             bottom = _at_least(share, tl.min(leasts, axis=0), top, warmth)
             low, high, size, least_goal, most_goal = bottom, bottom, 0.0, 0.0, 0.0
             if (k > 0) | (p < 1):
-                low, high, size, least_goal, most_goal = _search(
+                low, high, size, least_goal, most_goal = search(
                     first + row * tiles * _FIRST,
                     bests,
                     top,
@@ -124,9 +140,9 @@ def probe(
                     TILES,
                 )
             if size > _FEW:
-                strips = _load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
-                levels = _second_levels(low, tl.minimum(high, top))
-                sums = _sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
+                strips = load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
+                levels = second_levels(low, tl.minimum(high, top))
+                sums = sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
                 level = tl.arange(0, _SECOND)
                 tl.store(second + (row * tiles + tile) * _SECOND + level, sums)
             if tile == 0:
@@ -158,7 +174,11 @@ def list_borders(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """A tile: the keys between the borders, in the order of ids, and the mass of what is above."""
+    """A tile: the keys between the borders of the cut, in the order of ids, and how many they are.
+
+    And the count and mass of what lies above, and the mass of all that min_p leaves. The first tile
+    writes the borders. A row whose k is small is listed down to its cut, with nothing above.
+    """
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, p, share = _cuts(top_k + row, top_p + row, min_p + row, vocab)
     if (k > 0) | (p < 1) | (share > 0):
@@ -173,9 +193,9 @@ def list_borders(
         size, least_goal, most_goal = tl.load(goals), tl.load(goals + 1), tl.load(goals + 2)
         if is_finite(top):
             if size > _FEW:
-                levels = _second_levels(low, tl.minimum(high, top))
-                sums = tl.sum(_load_sums(second + row * tiles * _SECOND, tiles, TILES), axis=0)
-                low, high, size = _bracket(sums, levels, least_goal, most_goal, low, high)
+                levels = second_levels(low, tl.minimum(high, top))
+                sums = tl.sum(load_sums(second + row * tiles * _SECOND, tiles, TILES), axis=0)
+                low, high, size = bracket(sums, levels, least_goal, most_goal, low, high)
             if (k > 0) & (size <= _FEW):
                 high = top + 1
             if tile == 0:
@@ -340,106 +360,3 @@ def _at_least(share, low, top, warmth):
     if share > 0:
         low = tl.maximum(low, tl.minimum(key_of_share(share, top, warmth), top))
     return low
-
-
-@triton.jit
-def _first_levels(best, warmth, coldness):
-    """Keys that weights a factor e apart have, down from the best, on a grid that all tiles share;
-    the last is the least of all."""
-    level = tl.arange(0, _FIRST)
-    key = key_of((_place_on_grid(best, coldness) - level) * warmth.to(tl.float32))
-    return tl.where(level < _FIRST - 1, key, NOTHING + 1)
-
-
-@triton.jit
-def _place_on_grid(x, coldness):
-    """Which multiple of the temperature a number exceeds."""
-    return tl.floor(x * coldness.to(tl.float32))
-
-
-@triton.jit
-def _second_levels(low, high):
-    """Evenly from a key to another."""
-    part = tl.arange(0, _SECOND).to(tl.float32) / _SECOND
-    key = key_of(number_of(low) * (1 - part) + number_of(high) * part)
-    return tl.where(part > 0, tl.maximum(key, low), low)
-
-
-@triton.jit
-def _sums_above(strips, levels, best, coldness, k, TILE: tl.constexpr, STRIP: tl.constexpr):
-    """How many of a tile lie at or above each level or, if no k is given, their rough mass."""
-    above = tl.zeros([STRIP, levels.shape[0]], tl.float32)
-    for index in tl.static_range(TILE // STRIP):
-        rough = tl.where(k > 0, 1.0, rough_weights(strips[index], best, coldness))
-        above += tl.where(key_of(strips[index]) >= levels[None, :], rough, 0.0)
-    return tl.sum(above, axis=0)
-
-
-@triton.jit
-def _search(first, bests, top, bottom, warmth, coldness, k, p, share, TILES: tl.constexpr):
-    """Where a row's cut lies by the first levels.
-
-    Returns:
-        As ``_bracket``, and the least and the most that the sum at the cut may be.
-    """
-    tile, level = tl.arange(0, TILES)[:, None], tl.arange(0, _FIRST)[None, :]
-    best, numbers = number_of(top), number_of(bests)
-    place = _place_on_grid(best, coldness)
-    apart = (place - _place_on_grid(numbers, coldness))[:, None]
-    own = tl.where(level < _FIRST - 1, level - apart, _FIRST - 1.0)
-    there = is_finite(bests)[:, None] & (own >= 0)
-    own = tl.where(there, own, 0.0).to(tl.int32)
-    sums = tl.load(first + tile * _FIRST + own, mask=there, other=0.0)
-    scale = tl.where(k > 0, 1.0, rough_weights(numbers, best, coldness))
-    sums = tl.sum(sums * scale[:, None], axis=0)
-    levels = _first_levels(best, warmth, coldness)
-    total = tl.max(sums, axis=0)
-    # Multiples of the temperature are not told apart if they are too large.
-    is_told = tl.abs(place) < 1e6
-    levels, sums = tl.where(is_told, levels, NOTHING + 1), tl.where(is_told, sums, total)
-    if k > 0:
-        least, most = k.to(tl.float32), k.to(tl.float32)
-    else:
-        least, most = total, total
-        if share > 0:
-            least = tl.max(tl.where(levels >= bottom, sums, 0.0), axis=0)
-            most = tl.min(tl.where(levels <= bottom, sums, total), axis=0)
-        # Sums are rough.
-        least, most = p.to(tl.float32) * least * (1 - 1e-5), p.to(tl.float32) * most * (1 + 1e-5)
-    low, high, size = _bracket(sums, levels, least, most, bottom, top + 1)
-    if k <= 0:
-        size -= tl.max(tl.where(sums < least, sums, 0.0), axis=0)
-        size /= tl.maximum(rough_weights(number_of(low), best, coldness), 1e-30)
-    return low, high, size, least, most
-
-
-@triton.jit
-def _load_strips(logits, start, vocab, TILE: tl.constexpr, STRIP: tl.constexpr):
-    """The logits of a tile, in parts ``[STRIP, 1]``: beside levels ``[1, n]``, a thread sums what it
-    has loaded."""
-    strips = ()
-    for index in tl.static_range(TILE // STRIP):
-        column = start + index * STRIP + tl.arange(0, STRIP)[:, None]
-        strips += (tl.load(logits + column, mask=column < vocab, other=float("-inf")),)
-    return strips
-
-
-@triton.jit
-def _load_sums(partial, tiles, TILES: tl.constexpr):
-    """``[TILES, SECOND]`` of a row."""
-    tile, level = tl.arange(0, TILES)[:, None], tl.arange(0, _SECOND)[None, :]
-    return tl.load(partial + tile * _SECOND + level, mask=tile < tiles, other=0.0)
-
-
-@triton.jit
-def _bracket(sums, levels, least, most, low, high):
-    """Between which levels a row's cut lies: where the sums first reach what they are to be.
-
-    Returns:
-        A key at or below the cut, one above it, and the sum down to the first.
-    """
-    reaches, misses = sums >= most, sums < least
-    size = tl.min(tl.where(reaches, sums, tl.max(sums, axis=0)), axis=0)
-    low = tl.maximum(tl.max(tl.where(reaches, levels, low), axis=0), low)
-    high = tl.min(tl.where(misses, levels, high), axis=0)
-    return low, tl.maximum(high, low), size

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-tl = pytest.importorskip("triton.language")
+pytest.importorskip("triton")
+
+import triton.language as tl
 
 from leadline.kernels.reference import sampling as reference
 from leadline.kernels.triton import sampling, sampling_draw
@@ -95,6 +97,15 @@ def test_rows_whose_lists_overflow_are_read_whole(
     monkeypatch.setattr(sampling, "_LISTED", 8)
     logits = 1 + 1e-4 * torch.randn(1, VOCAB)
     assert_same(logits, device, **FLAT[cut])
+
+
+def test_a_level_above_the_best_is_no_cut(device: torch.device) -> None:
+    """Just below multiples of the temperature, rounding takes some for the multiples."""
+    multiple = 0.7 * torch.arange(90, 102, dtype=torch.float32)
+    logits = logits_of(12, vocab=40)
+    logits[:, 7] = multiple.nextafter(torch.zeros(12))
+    tokens = assert_same(logits, device, temperature=0.7, top_p=0.0)
+    assert bool((tokens == 7).all())
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e4, 1e30])
