@@ -45,7 +45,7 @@ def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]
 
 @_in_float32(reference.apply_bitmask)
 def apply_bitmask(logits_RV: Tensor, row_N: Tensor, words_NW: Tensor) -> None:
-    """One launch, which reads no logits."""
+    """One launch, which reads the logits of mixed words only."""
     masks, words = words_NW.shape
     if masks:
         vocab = logits_RV.shape[1]
