@@ -10,8 +10,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import triton.language as tl
+
 from leadline.kernels.reference import sampling as reference
-from leadline.kernels.triton import sampling
+from leadline.kernels.triton import sampling, sampling_draw
 
 VOCAB = 1300  # three tiles, the last one partial
 
@@ -72,14 +74,46 @@ FLAT: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 120},
     "top_p": {"top_p": 0.95},
     "min_p": {"min_p": 1e-3},
+    "min_p and top_p": {"min_p": 0.3, "top_p": 0.6},
+    "top_k and top_p": {"top_k": 400, "top_p": 0.5},
 }
 
 
 @pytest.mark.parametrize("cut", FLAT)
-def test_flat_rows_are_cut_whole(device: torch.device, cut: str) -> None:
-    """The lists do not reach: thousands of ids are kept."""
-    assert_same(logits_of(1, spread=0.5), device, **FLAT[cut])
-    assert_same(logits_of(1, spread=0.5), device, **(FLAT[cut] | {"top_p": 0.5}))
+def test_flat_rows_are_searched_twice(
+    device: torch.device, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more ids are kept than are listed, of distinct logits and of a few different ones."""
+    monkeypatch.setattr(sampling_draw, "_FEW", tl.constexpr(16))
+    flat = logits_of(1, spread=0.5)
+    assert_same(torch.cat([flat, flat.bfloat16().float()]), device, **FLAT[cut])
+
+
+@pytest.mark.parametrize("cut", FLAT)
+def test_rows_whose_lists_overflow_are_read_whole(
+    device: torch.device, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The border lies among hundreds of almost equal logits."""
+    monkeypatch.setattr(sampling, "_LISTED", 8)
+    logits = 1 + 1e-4 * torch.randn(1, VOCAB)
+    assert_same(logits, device, **FLAT[cut])
+
+
+def test_a_level_above_the_best_is_no_cut(device: torch.device) -> None:
+    """Just below multiples of the temperature, rounding takes some for the multiples."""
+    multiple = 0.7 * torch.arange(90, 102, dtype=torch.float32)
+    logits = logits_of(12, vocab=40)
+    logits[:, 7] = multiple.nextafter(torch.zeros(12))
+    tokens = assert_same(logits, device, temperature=0.7, top_p=0.0)
+    assert bool((tokens == 7).all())
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e4, 1e30])
+def test_logits_of_any_size(device: torch.device, scale: float) -> None:
+    """Whether or not a grid of multiples of the temperature tells them apart."""
+    logits = scale * (10 + torch.randn(2, VOCAB))
+    for given in ({"top_k": 20}, {"top_p": 0.9}):
+        assert_same(logits, device, temperature=[scale, 1.0], **given)
 
 
 @pytest.mark.gpu
