@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
+from leadline.kernels.triton.mxfp4 import plane_offset, plane_words
 
 _BLOCK_CHANNELS = 1024
 
@@ -47,7 +48,7 @@ def prepare(
         quantizes: round inputs to MXFP8 and back.
 
     Returns:
-        Tiles, and ``[m, 4, D / 4]`` bf16: channel c at ``[c % 4, c // 4]``.
+        Tiles, and the inputs for products with tiles of that size: ``[m, 4 * plane_words]`` bf16.
     """
     num_rows, width = x.shape
     num_pairs = ids.numel()
@@ -56,7 +57,7 @@ def prepare(
         pairs=torch.empty(num_pairs, dtype=torch.int32, device=x.device),
         spans=torch.empty(capacity, dtype=torch.int64, device=x.device),
     )
-    planes = torch.empty(num_rows, 4, width // 4, dtype=x.dtype, device=x.device)
+    planes = empty_planes(num_rows, width, like=x)
     blocks = triton.cdiv(width, _BLOCK_CHANNELS)
     _prepare[(num_experts + num_rows * blocks,)](
         ids.contiguous(),
@@ -67,7 +68,7 @@ def prepare(
         x,
         x.stride(0),
         planes,
-        width,
+        WIDTH=width,
         NUM_EXPERTS=num_experts,
         TILE=tile_size,
         QUANTIZES=quantizes,
@@ -75,6 +76,13 @@ def prepare(
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
     )
     return tiles, planes
+
+
+def empty_planes(num_rows: int, width: int, *, like: Tensor) -> Tensor:
+    """Room for activations that ``mxfp4.product`` reads."""
+    return torch.empty(
+        num_rows, triton.cdiv(width, 256) * 256, dtype=like.dtype, device=like.device
+    )
 
 
 @triton.jit
@@ -98,7 +106,7 @@ def _prepare(
     x,
     stride,
     planes,
-    width,
+    WIDTH: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
     QUANTIZES: tl.constexpr,
@@ -110,10 +118,11 @@ def _prepare(
     if program < NUM_EXPERTS:
         _sort(ids, pairs, spans, num_pairs, capacity, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)
     else:
-        blocks = tl.cdiv(width, BLOCK_CHANNELS)
+        blocks = tl.cdiv(WIDTH, BLOCK_CHANNELS)
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
         block = (program - NUM_EXPERTS) % blocks
-        _deal(x + row * stride, planes + row * width, width, block, QUANTIZES, BLOCK_CHANNELS)
+        planes += row * (4 * plane_words(WIDTH))
+        _deal(x + row * stride, planes, block, WIDTH, TILE, QUANTIZES, BLOCK_CHANNELS)
 
 
 @triton.jit
@@ -167,12 +176,20 @@ def _load_ids(ids, start, num_pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _deal(x, planes, width, block, QUANTIZES: tl.constexpr, BLOCK: tl.constexpr):
+def _deal(
+    x,
+    planes,
+    block,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A block of a row's channels, dealt out to the planes."""
     group = tl.arange(0, BLOCK // 32)
     channel = block * BLOCK + group[:, None] * 32 + tl.arange(0, 32)[None, :]
-    value = tl.load(x + channel, mask=channel < width, other=0.0).to(tl.float32)
+    value = tl.load(x + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     if QUANTIZES:
         value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
-    at = channel % 4 * (width // 4) + channel // 4
-    tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < width)
+    at = plane_offset(channel, WIDTH, TILE)
+    tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < WIDTH)

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from leadline.kernels.packed import LinearWeight, Weight
 from leadline.kernels.reference import experts as reference
-from leadline.kernels.triton.expert_tiles import prepare, span
+from leadline.kernels.triton.expert_tiles import empty_planes, prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
-from leadline.kernels.triton.mxfp4 import product
+from leadline.kernels.triton.mxfp4 import plane_offset, plane_words, product
 
 
 def routed_experts(
@@ -54,8 +54,8 @@ def routed_experts(
     )
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
-    hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    gate_up, down = _STREAMING if tile_size <= 32 else _MULTIPLYING
+    hidden = empty_planes(num_pairs, hidden_width, like=x)
+    gate_up, down = _STREAMING if tile_size <= 16 else _MULTIPLYING
     gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
         planes,
         w13.codes.view(torch.uint16),
@@ -89,13 +89,8 @@ def routed_experts(
 
 
 def _tile_size(mean: int) -> int:
-    """Pairs of a tile, from those of an expert if all are chosen alike.
-
-    Expanding weights costs a tile about as much as multiplying them by 64 tokens. Below, one tile
-    an expert is best, so twice the mean; above, the price goes by the width, so tiles are to be
-    full.
-    """
-    return 128 if mean > 96 else min(max(bucket(2 * mean), 16), 64)
+    """Pairs of a tile, from those of an expert if all are chosen alike: twice that, if it can."""
+    return min(max(bucket(2 * mean), 8), 128)
 
 
 @triton.jit
@@ -127,14 +122,12 @@ def _gate_up(
     # Gate rows, then the up rows of the same columns: one product, and both of a column are here.
     row = tl.arange(0, 2 * BLOCK_F)
     column = tl.program_id(1) * BLOCK_F + row % BLOCK_F
-    output = tl.minimum(column, F - 1) + row // BLOCK_F * F
     total = product(
         codes + expert * (2 * F * (D // 4)),
         scales + expert * (2 * F * (D // 32)),
-        output,
+        (tl.minimum(column, F - 1) if F % BLOCK_F != 0 else column) + row // BLOCK_F * F,
         planes,
-        (pair // PER_ROW).to(tl.int64),
-        live,
+        tl.where(live, pair // PER_ROW, -1).to(tl.int64),
         D,
         BLOCK_K,
     )
@@ -150,7 +143,8 @@ def _gate_up(
         blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])
         value = to_bf16(blocks.reshape(BLOCK_F, TILE))
     column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    at = place.to(tl.int64)[None, :] * F + (column % 4 * (F // 4) + column // 4)[:, None]
+    hidden += place.to(tl.int64)[None, :] * (4 * plane_words(F))
+    at = plane_offset(column, F, TILE)[:, None]
     tl.store(hidden + at, value, mask=(column < F)[:, None] & live[None, :])
 
 
@@ -179,10 +173,9 @@ def _down(
     total = product(
         codes + expert * (D * (F // 4)),
         scales + expert * (D * (F // 32)),
-        tl.minimum(column, D - 1),
+        tl.minimum(column, D - 1) if D % BLOCK_D != 0 else column,
         hidden,
-        place.to(tl.int64),
-        live,
+        tl.where(live, place, -1).to(tl.int64),
         F,
         BLOCK_K,
     )
@@ -221,17 +214,7 @@ def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunct
     return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
 
 
-# A stage holds 128 channels at least: an asynchronous copy takes four bytes, scales of 128. Of n
-# stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just fit
-# on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
-_STREAMING = _variants(
-    [
-        (64, 128, 2, 5),
-        (64, 256, 4, 4),
-        (64, 512, 4, 3),
-        (128, 128, 4, 5),
-        (128, 256, 4, 4),
-        (128, 256, 8, 4),
-    ]
-)
-_MULTIPLYING = _variants([(128, 128, 4, 3), (128, 128, 8, 3), (256, 128, 8, 3), (256, 128, 8, 4)])
+# Of n stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just
+# fit on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
+_STREAMING = _variants([(64, 256, 4, 3), (64, 256, 4, 2), (128, 256, 4, 3), (128, 256, 8, 3)])
+_MULTIPLYING = _variants([(128, 128, 4, 3), (256, 128, 8, 3)])
