@@ -24,7 +24,7 @@ from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton.expert_tiles import empty_planes, prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
-from leadline.kernels.triton.mxfp4 import plane_offset, plane_words, product
+from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset, plane_words, product
 
 
 def routed_experts(
@@ -55,7 +55,9 @@ def routed_experts(
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
     hidden = empty_planes(num_pairs, hidden_width, like=x)
-    gate_up, down = _STREAMING if tile_size <= 16 else _MULTIPLYING
+    streamed = tile_size <= STREAMS
+    gate_up, down = _STREAMING if streamed else _MULTIPLYING
+    sizes["HALVINGS"] = 0 if streamed else 2
     gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
         planes,
         w13.codes.view(torch.uint16),
@@ -109,13 +111,64 @@ def _gate_up(
     PER_ROW: tl.constexpr,
     QUANTIZES: tl.constexpr,
     TILE: tl.constexpr,
+    HALVINGS: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Hidden columns of one tile of pairs; ``batch`` is a key of tuning only."""
     expert, first, size = span(spans, tl.program_id(0))
-    if expert < 0:
-        return
+    codes += expert * (2 * F * (D // 4))
+    scales += expert * (2 * F * (D // 32))
+    for halvings in tl.static_range(HALVINGS + 1):
+        if _fits(expert, size, TILE >> halvings, halvings == HALVINGS):
+            _gate_up_tile(
+                planes,
+                codes,
+                scales,
+                weights,
+                pairs,
+                first,
+                size,
+                hidden,
+                limit,
+                D,
+                F,
+                PER_ROW,
+                QUANTIZES,
+                TILE <= STREAMS,
+                TILE >> halvings,
+                BLOCK_F,
+                BLOCK_K,
+            )
+
+
+@triton.jit
+def _fits(expert, size, TILE: tl.constexpr, IS_LEAST: tl.constexpr):
+    """Whether a tile's pairs are to be multiplied ``TILE`` at a time."""
+    return (expert >= 0) & (size <= TILE) & (IS_LEAST or size > TILE // 2)
+
+
+@triton.jit
+def _gate_up_tile(
+    planes,
+    codes,
+    scales,
+    weights,
+    pairs,
+    first,
+    size,
+    hidden,
+    limit,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    STREAMED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The same of one expert, whose matrix ``codes`` and ``scales`` point to."""
     place = first + tl.arange(0, TILE)
     live = tl.arange(0, TILE) < size
     pair = tl.load(pairs + place, mask=live, other=0)
@@ -123,13 +176,14 @@ def _gate_up(
     row = tl.arange(0, 2 * BLOCK_F)
     column = tl.program_id(1) * BLOCK_F + row % BLOCK_F
     total = product(
-        codes + expert * (2 * F * (D // 4)),
-        scales + expert * (2 * F * (D // 32)),
+        codes,
+        scales,
         (tl.minimum(column, F - 1) if F % BLOCK_F != 0 else column) + row // BLOCK_F * F,
         planes,
         tl.where(live, pair // PER_ROW, -1).to(tl.int64),
         D,
         BLOCK_K,
+        STREAMED,
     )
     total = to_bf16(total).to(tl.float32)
     gate, up = tl.split(total.reshape(2, BLOCK_F, TILE).permute(1, 2, 0))
@@ -144,7 +198,7 @@ def _gate_up(
         value = to_bf16(blocks.reshape(BLOCK_F, TILE))
     column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     hidden += place.to(tl.int64)[None, :] * (4 * plane_words(F))
-    at = plane_offset(column, F, TILE)[:, None]
+    at = plane_offset(column, F, STREAMED)[:, None]
     tl.store(hidden + at, value, mask=(column < F)[:, None] & live[None, :])
 
 
@@ -160,24 +214,62 @@ def _down(
     D: tl.constexpr,
     F: tl.constexpr,
     TILE: tl.constexpr,
+    HALVINGS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Output columns of one tile of pairs, each pair's row at its own place."""
     expert, first, size = span(spans, tl.program_id(0))
-    if expert < 0:
-        return
+    codes += expert * (D * (F // 4))
+    scales += expert * (D * (F // 32))
+    for halvings in tl.static_range(HALVINGS + 1):
+        if _fits(expert, size, TILE >> halvings, halvings == HALVINGS):
+            _down_tile(
+                hidden,
+                codes,
+                scales,
+                pairs,
+                first,
+                size,
+                outputs,
+                D,
+                F,
+                TILE <= STREAMS,
+                TILE >> halvings,
+                BLOCK_D,
+                BLOCK_K,
+            )
+
+
+@triton.jit
+def _down_tile(
+    hidden,
+    codes,
+    scales,
+    pairs,
+    first,
+    size,
+    outputs,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    STREAMED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The same of one expert, whose matrix ``codes`` and ``scales`` point to."""
     place = first + tl.arange(0, TILE)
     live = tl.arange(0, TILE) < size
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = product(
-        codes + expert * (D * (F // 4)),
-        scales + expert * (D * (F // 32)),
+        codes,
+        scales,
         tl.minimum(column, D - 1) if D % BLOCK_D != 0 else column,
         hidden,
         tl.where(live, place, -1).to(tl.int64),
         F,
         BLOCK_K,
+        STREAMED,
     )
     pair = tl.load(pairs + place, mask=live, other=0).to(tl.int64)
     at = pair[None, :] * D + column[:, None]
@@ -217,4 +309,4 @@ def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunct
 # Of n stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just
 # fit on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
 _STREAMING = _variants([(64, 256, 4, 3), (64, 256, 4, 2), (128, 256, 4, 3), (128, 256, 8, 3)])
-_MULTIPLYING = _variants([(128, 128, 4, 3), (256, 128, 8, 3)])
+_MULTIPLYING = _variants([(128, 128, 4, 3), (128, 256, 8, 2), (256, 128, 8, 3)])

@@ -90,6 +90,10 @@ def _expand(words, exponents, WIDE: tl.constexpr):
     )
 
 
+# The most tokens of a tile that is multiplied by mma.sync.
+STREAMS = tl.constexpr(32)
+
+
 @triton.jit
 def plane_words(K: tl.constexpr):
     """Words from one plane of a row of activations to the next."""
@@ -97,14 +101,14 @@ def plane_words(K: tl.constexpr):
 
 
 @triton.jit
-def plane_offset(channel, K: tl.constexpr, N: tl.constexpr):
-    """Where a channel lies in a row of activations for products with ``N`` of them at a time.
+def plane_offset(channel, K: tl.constexpr, STREAMED: tl.constexpr):
+    """Where a channel lies in a row of activations.
 
     Streaming products read 64 words of a plane in the order in which mma.sync takes them, so that
     what a thread reads at once is what it multiplies at once.
     """
     word = channel // 4
-    if N <= 16:
+    if STREAMED:
         half, owner, pair = word // 32 % 2, word // 8 % 4, word // 2 % 4
         word = word // 64 * 64 + owner * 16 + pair * 4 + half * 2 + word % 2
     return channel % 4 * plane_words(K) + word
@@ -150,6 +154,13 @@ def _multiply(values, planes, rows, start, total, K: tl.constexpr, WORDS: tl.con
 
 
 @triton.jit
+def _beside(left, right):
+    M: tl.constexpr = left.shape[0]
+    N: tl.constexpr = left.shape[1]
+    return tl.join(left, right).permute(0, 2, 1).reshape(M, 2 * N)
+
+
+@triton.jit
 def _product(
     codes,
     scales,
@@ -158,6 +169,7 @@ def _product(
     rows,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STREAMED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """``product`` and whether a scale byte of 128 or more was met."""
@@ -172,10 +184,15 @@ def _product(
     word, group = tl.arange(0, WORDS)[None, :], tl.arange(0, GROUPS)[None, :]
     codes += (outputs * (K // 4))[:, None] + word
     scales += (outputs * (K // 32))[:, None] + group
-    if N == 16:
-        rows, others = tl.split(rows.reshape(2, 8).permute(1, 0))
-        more = tl.zeros((M, 8), tl.float32)
-    total = tl.zeros((M, rows.shape[0]), tl.float32)
+    if STREAMED:
+        eights = ()
+        totals = ()
+        for i in tl.static_range(N // 8):
+            mine = tl.arange(0, N // 8)[:, None] == i
+            eights = eights + (tl.sum(tl.where(mine, rows.reshape(N // 8, 8), 0), 0),)
+            totals = totals + (tl.zeros((M, 8), tl.float32),)
+    else:
+        total = tl.zeros((M, N), tl.float32)
     seen = tl.zeros((M, GROUPS), tl.uint8)
     if AHEAD:
         ahead = _load(scales, group, K // 32, False)
@@ -190,24 +207,38 @@ def _product(
         seen |= e
         e = tl.broadcast_to(e[:, :, None], (M, GROUPS, 8)).reshape(M, WORDS)
         first, second, third, fourth = _expand(w, e, WIDE)
-        if N <= 16:
+        if STREAMED:
             values = tl.join(tl.join(first, second), tl.join(third, fourth))
             values = values.permute(0, 3, 2, 1).reshape(M, BLOCK_K)
-            total = _stream(values, planes, rows, start, total, K, BLOCK_K)
-            if N == 16:
-                more = _stream(values, planes, others, start, more, K, BLOCK_K)
+            sums = ()
+            for i in tl.static_range(N // 8):
+                sums = sums + (_stream(values, planes, eights[i], start, totals[i], K, BLOCK_K),)
+            totals = sums
         else:
             total = _multiply(first, planes, rows, start, total, K, WORDS)
             total = _multiply(second, planes + plane_words(K), rows, start, total, K, WORDS)
             total = _multiply(third, planes + 2 * plane_words(K), rows, start, total, K, WORDS)
             total = _multiply(fourth, planes + 3 * plane_words(K), rows, start, total, K, WORDS)
-    if N == 16:
-        total = tl.join(total, more).permute(0, 2, 1).reshape(M, N)
+    if N == 8:
+        total = totals[0]
+    elif N == 16:
+        total = _beside(totals[0], totals[1])
+    elif N == 32:
+        total = _beside(_beside(totals[0], totals[1]), _beside(totals[2], totals[3]))
     return total, tl.max(seen.to(tl.int32)) > 127
 
 
 @triton.jit
-def product(codes, scales, outputs, planes, rows, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def product(
+    codes,
+    scales,
+    outputs,
+    planes,
+    rows,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STREAMED: tl.constexpr,
+):
     """``W x^T`` of some rows of an MXFP4 matrix: ``[M, N]`` float32.
 
     Args:
@@ -217,10 +248,10 @@ def product(codes, scales, outputs, planes, rows, K: tl.constexpr, BLOCK_K: tl.c
         planes: pointer to activations, rows of ``4 * plane_words``, laid out by ``plane_offset``.
         rows: ``[N]`` int64 rows of ``planes``; -1 counts as zeros, and costs no bandwidth.
         K: the products' length, a multiple of 32.
-        BLOCK_K: part of it that is in a stage, a multiple of 256 if N <= 16.
+        BLOCK_K: part of it that is in a stage, a multiple of 256 if N <= STREAMS.
     """
-    total, is_wide = _product(codes, scales, outputs, planes, rows, K, BLOCK_K, False)
+    total, is_wide = _product(codes, scales, outputs, planes, rows, K, BLOCK_K, STREAMED, False)
     # No trained matrix has weights of 8 or more, so the second pass costs its test only.
     if is_wide:
-        total, _ = _product(codes, scales, outputs, planes, rows, K, BLOCK_K, True)
+        total, _ = _product(codes, scales, outputs, planes, rows, K, BLOCK_K, STREAMED, True)
     return total
