@@ -308,5 +308,7 @@ def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunct
 
 # Of n stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just
 # fit on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
-_STREAMING = _variants([(64, 256, 4, 3), (64, 256, 4, 2), (128, 256, 4, 3), (128, 256, 8, 3)])
+_STREAMING = _variants(
+    [(64, 256, 4, 3), (64, 256, 4, 2), (64, 256, 4, 6), (128, 256, 4, 3), (128, 256, 8, 3)]
+)
 _MULTIPLYING = _variants([(128, 128, 4, 3), (128, 256, 8, 2), (256, 128, 8, 3)])

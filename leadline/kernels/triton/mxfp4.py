@@ -219,12 +219,13 @@ def _product(
             total = _multiply(second, planes + plane_words(K), rows, start, total, K, WORDS)
             total = _multiply(third, planes + 2 * plane_words(K), rows, start, total, K, WORDS)
             total = _multiply(fourth, planes + 3 * plane_words(K), rows, start, total, K, WORDS)
-    if N == 8:
-        total = totals[0]
-    elif N == 16:
-        total = _beside(totals[0], totals[1])
-    elif N == 32:
-        total = _beside(_beside(totals[0], totals[1]), _beside(totals[2], totals[3]))
+    if STREAMED:
+        if N == 8:
+            total = totals[0]
+        elif N == 16:
+            total = _beside(totals[0], totals[1])
+        else:
+            total = _beside(_beside(totals[0], totals[1]), _beside(totals[2], totals[3]))
     return total, tl.max(seen.to(tl.int32)) > 127
 
 
