@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
-from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset, plane_words
+from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset
 
 _BLOCK_CHANNELS = 1024
 
@@ -48,7 +48,7 @@ def prepare(
         quantizes: round inputs to MXFP8 and back.
 
     Returns:
-        Tiles, and the inputs for products with tiles of that size: ``[m, 4 * plane_words]`` bf16.
+        Tiles, and ``[m, D]`` bf16, laid out by ``mxfp4.plane_offset`` for tiles of that size.
     """
     num_rows, width = x.shape
     num_pairs = ids.numel()
@@ -57,7 +57,7 @@ def prepare(
         pairs=torch.empty(num_pairs, dtype=torch.int32, device=x.device),
         spans=torch.empty(capacity, dtype=torch.int64, device=x.device),
     )
-    planes = empty_planes(num_rows, width, like=x)
+    planes = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     blocks = triton.cdiv(width, _BLOCK_CHANNELS)
     _prepare[(num_experts + num_rows * blocks,)](
         ids.contiguous(),
@@ -76,13 +76,6 @@ def prepare(
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
     )
     return tiles, planes
-
-
-def empty_planes(num_rows: int, width: int, *, like: Tensor) -> Tensor:
-    """Room for activations that ``mxfp4.product`` reads."""
-    return torch.empty(
-        num_rows, triton.cdiv(width, 256) * 256, dtype=like.dtype, device=like.device
-    )
 
 
 @triton.jit
@@ -121,8 +114,7 @@ def _prepare(
         blocks = tl.cdiv(WIDTH, BLOCK_CHANNELS)
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
         block = (program - NUM_EXPERTS) % blocks
-        planes += row * (4 * plane_words(WIDTH))
-        _deal(x + row * stride, planes, block, WIDTH, TILE, QUANTIZES, BLOCK_CHANNELS)
+        _deal(x + row * stride, planes + row * WIDTH, block, WIDTH, TILE, QUANTIZES, BLOCK_CHANNELS)
 
 
 @triton.jit

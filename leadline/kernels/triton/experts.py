@@ -21,10 +21,10 @@ from torch import Tensor
 
 from leadline.kernels.packed import LinearWeight, Weight
 from leadline.kernels.reference import experts as reference
-from leadline.kernels.triton.expert_tiles import empty_planes, prepare, span
+from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
-from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset, plane_words, product
+from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset, product
 
 
 def routed_experts(
@@ -54,11 +54,11 @@ def routed_experts(
     )
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
-    hidden = empty_planes(num_pairs, hidden_width, like=x)
+    hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
     streamed = tile_size <= STREAMS
     gate_up, down = _STREAMING if streamed else _MULTIPLYING
     sizes["HALVINGS"] = 0 if streamed else 2
-    gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
+    gate_up[lambda meta: (triton.cdiv(hidden_width, meta["BLOCK_F"]), capacity)](
         planes,
         w13.codes.view(torch.uint16),
         w13.scales,
@@ -72,7 +72,7 @@ def routed_experts(
         **sizes,
     )
     outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-    down[lambda meta: (capacity, triton.cdiv(width, meta["BLOCK_D"]))](
+    down[lambda meta: (triton.cdiv(width, meta["BLOCK_D"]), capacity)](
         hidden,
         w2.codes.view(torch.uint16),
         w2.scales,
@@ -116,7 +116,7 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
 ):
     """Hidden columns of one tile of pairs; ``batch`` is a key of tuning only."""
-    expert, first, size = span(spans, tl.program_id(0))
+    expert, first, size = span(spans, tl.program_id(1))
     codes += expert * (2 * F * (D // 4))
     scales += expert * (2 * F * (D // 32))
     for halvings in tl.static_range(HALVINGS + 1):
@@ -174,7 +174,7 @@ def _gate_up_tile(
     pair = tl.load(pairs + place, mask=live, other=0)
     # Gate rows, then the up rows of the same columns: one product, and both of a column are here.
     row = tl.arange(0, 2 * BLOCK_F)
-    column = tl.program_id(1) * BLOCK_F + row % BLOCK_F
+    column = tl.program_id(0) * BLOCK_F + row % BLOCK_F
     total = product(
         codes,
         scales,
@@ -196,9 +196,8 @@ def _gate_up_tile(
         blocks = value.to(tl.float32).reshape(BLOCK_F // 32, 32, TILE)
         blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])
         value = to_bf16(blocks.reshape(BLOCK_F, TILE))
-    column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    hidden += place.to(tl.int64)[None, :] * (4 * plane_words(F))
-    at = plane_offset(column, F, STREAMED)[:, None]
+    column = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
+    at = place.to(tl.int64)[None, :] * F + plane_offset(column, F, STREAMED)[:, None]
     tl.store(hidden + at, value, mask=(column < F)[:, None] & live[None, :])
 
 
@@ -219,7 +218,7 @@ def _down(
     BLOCK_K: tl.constexpr,
 ):
     """Output columns of one tile of pairs, each pair's row at its own place."""
-    expert, first, size = span(spans, tl.program_id(0))
+    expert, first, size = span(spans, tl.program_id(1))
     codes += expert * (D * (F // 4))
     scales += expert * (D * (F // 32))
     for halvings in tl.static_range(HALVINGS + 1):
@@ -260,7 +259,7 @@ def _down_tile(
     """The same of one expert, whose matrix ``codes`` and ``scales`` point to."""
     place = first + tl.arange(0, TILE)
     live = tl.arange(0, TILE) < size
-    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = product(
         codes,
         scales,
@@ -292,23 +291,35 @@ def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: t
     tl.store(out + at, cast(total, out.dtype.element_ty), mask=column < width)
 
 
-def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunction, ...]:
-    """Both products, tuned over (rows of a product, BLOCK_K, warps, stages)."""
+def _variants(
+    configs: list[tuple[int, int, int, int, int | None]],
+) -> tuple[triton.JITFunction, ...]:
+    """Both products, tuned over (rows of a product, BLOCK_K, warps, stages, registers)."""
     key = ["D", "F", "TILE", "batch"]
-    gate_up = [
-        triton.Config({"BLOCK_F": rows // 2, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
-        for rows, k, warps, stages in configs
-    ]
-    down = [
-        triton.Config({"BLOCK_D": rows, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
-        for rows, k, warps, stages in configs
-    ]
+    gate_up, down = (
+        [
+            triton.Config(
+                {name: rows // share, "BLOCK_K": k},
+                num_warps=warps,
+                num_stages=stages,
+                maxnreg=registers,
+            )
+            for rows, k, warps, stages, registers in configs
+        ]
+        for name, share in (("BLOCK_F", 2), ("BLOCK_D", 1))
+    )
     return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
 
 
-# Of n stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just
-# fit on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
+# Rows of 128 bytes at least: memory gives half as much where a stage takes 64. Of n stages, n - 1
+# are on their way. Where products count, two programs of (128, 128, 4, 3) just fit on an SM, and one
+# expands while the other multiplies; 256 rows read inputs from L2 half as often.
 _STREAMING = _variants(
-    [(64, 256, 4, 3), (64, 256, 4, 2), (64, 256, 4, 6), (128, 256, 4, 3), (128, 256, 8, 3)]
+    [
+        (64, 256, 4, 3, None),
+        (64, 256, 4, 6, None),
+        (64, 256, 4, 3, 80),
+        (128, 256, 4, 3, 128),
+    ]
 )
-_MULTIPLYING = _variants([(128, 128, 4, 3), (128, 256, 8, 2), (256, 128, 8, 3)])
+_MULTIPLYING = _variants([(128, 128, 4, 3, None), (256, 128, 8, 3, None)])

@@ -8,10 +8,10 @@ sum's terms does not matter. Values are bf16, exactly, and multiply bf16 activat
 Weights stand on the M side: the expanded tile then is the operand that comes from registers,
 tokens are the narrow N side, and what shared memory moves is packed bytes.
 
-* Streaming, up to 16 tokens: mma.sync, 8 tokens at a time, which leaves the order of instructions
-  to the assembler, where wgmma would have every warp wait for each product's end. A thread holds
-  eight words in a row, one block of 32 channels, hence one scale.
-* Multiplying, 32 tokens and more: wgmma.
+* Up to ``STREAMS`` tokens: mma.sync, eight at a time, which leaves the order of instructions to
+  the assembler, where wgmma has every warp wait for each product's end. A thread holds eight words
+  in a row, one block of 32 channels, hence one scale.
+* More: wgmma.
 """
 
 from __future__ import annotations
@@ -90,14 +90,8 @@ def _expand(words, exponents, WIDE: tl.constexpr):
     )
 
 
-# The most tokens of a tile that is multiplied by mma.sync.
-STREAMS = tl.constexpr(32)
-
-
-@triton.jit
-def plane_words(K: tl.constexpr):
-    """Words from one plane of a row of activations to the next."""
-    return (K + 255) // 256 * 64
+# The most tokens of a tile that streams.
+STREAMS = tl.constexpr(16)
 
 
 @triton.jit
@@ -105,13 +99,13 @@ def plane_offset(channel, K: tl.constexpr, STREAMED: tl.constexpr):
     """Where a channel lies in a row of activations.
 
     Streaming products read 64 words of a plane in the order in which mma.sync takes them, so that
-    what a thread reads at once is what it multiplies at once.
+    what a thread reads at once is what it multiplies at once; without, each product costs two moves.
     """
     word = channel // 4
-    if STREAMED:
+    if STREAMED and K % 256 == 0:
         half, owner, pair = word // 32 % 2, word // 8 % 4, word // 2 % 4
         word = word // 64 * 64 + owner * 16 + pair * 4 + half * 2 + word % 2
-    return channel % 4 * plane_words(K) + word
+    return channel % 4 * (K // 4) + word
 
 
 @triton.jit
@@ -123,33 +117,22 @@ def _load(pointers, index, WIDTH: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _stream(values, planes, rows, start, total, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """All of a stage's values times eight rows of activations."""
-    N: tl.constexpr = rows.shape[0]
-    at = tl.arange(0, BLOCK_K)[None, :]
-    plane, place = at // (BLOCK_K // 4), at % (BLOCK_K // 4)
+def _activations(planes, rows, plane, word, K: tl.constexpr, EVEN: tl.constexpr):
+    """Words of planes, both ``[1, ..]``, of some rows, zeros where there is none."""
     inside = (rows >= 0)[:, None]
-    if K % BLOCK_K != 0:
-        # Of 64 words, the inverse of ``plane_offset``.
-        half, owner, pair = place // 2 % 2, place // 16 % 4, place // 4 % 4
-        word = place // 64 * 64 + half * 32 + owner * 8 + pair * 2 + place % 2
-        inside &= start + word < K // 4
-    rows = planes + rows * (4 * plane_words(K))
-    place += plane * plane_words(K)
-    x = tl.load(rows[:, None] + start + place, mask=inside, other=0.0)
-    x = x.reshape(N, BLOCK_K // 64, 4, 4, 2, 2).permute(0, 1, 4, 2, 3, 5).reshape(N, BLOCK_K)
-    return dot_bf16(values, x.T, total)
+    if not EVEN:
+        inside &= word < K // 4
+    return tl.load(planes + (rows * K)[:, None] + plane * (K // 4) + word, mask=inside, other=0.0)
 
 
 @triton.jit
-def _multiply(values, planes, rows, start, total, K: tl.constexpr, WORDS: tl.constexpr):
-    """One plane's values of a stage times all rows of activations."""
-    place = start + tl.arange(0, WORDS)[None, :]
-    inside = (rows >= 0)[:, None]
-    if K % (4 * WORDS) != 0:
-        inside &= place < K // 4
-    rows = planes + rows * (4 * plane_words(K))
-    x = tl.load(rows[:, None] + place, mask=inside, other=0.0)
+def _stream(values, planes, rows, start, total, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """All of a stage's values times eight rows of activations."""
+    at = tl.arange(0, BLOCK_K)[None, :]
+    plane, word = at // (BLOCK_K // 4), start + at % (BLOCK_K // 4)
+    x = _activations(planes, rows, plane, word, K, K % BLOCK_K == 0)
+    if K % 256 == 0:  # the inverse of ``plane_offset``
+        x = x.reshape(8, BLOCK_K // 64, 4, 4, 2, 2).permute(0, 1, 4, 2, 3, 5).reshape(8, BLOCK_K)
     return dot_bf16(values, x.T, total)
 
 
@@ -215,17 +198,12 @@ def _product(
                 sums = sums + (_stream(values, planes, eights[i], start, totals[i], K, BLOCK_K),)
             totals = sums
         else:
-            total = _multiply(first, planes, rows, start, total, K, WORDS)
-            total = _multiply(second, planes + plane_words(K), rows, start, total, K, WORDS)
-            total = _multiply(third, planes + 2 * plane_words(K), rows, start, total, K, WORDS)
-            total = _multiply(fourth, planes + 3 * plane_words(K), rows, start, total, K, WORDS)
+            total = dot_bf16(first, _activations(planes, rows, 0, start + word, K, EVEN).T, total)
+            total = dot_bf16(second, _activations(planes, rows, 1, start + word, K, EVEN).T, total)
+            total = dot_bf16(third, _activations(planes, rows, 2, start + word, K, EVEN).T, total)
+            total = dot_bf16(fourth, _activations(planes, rows, 3, start + word, K, EVEN).T, total)
     if STREAMED:
-        if N == 8:
-            total = totals[0]
-        elif N == 16:
-            total = _beside(totals[0], totals[1])
-        else:
-            total = _beside(_beside(totals[0], totals[1]), _beside(totals[2], totals[3]))
+        total = totals[0] if N == 8 else _beside(totals[0], totals[1])
     return total, tl.max(seen.to(tl.int32)) > 127
 
 
@@ -246,13 +224,16 @@ def product(
         codes: pointer to the matrix, ``[out, K / 4]`` words.
         scales: pointer to its scale bytes, ``[out, K / 32]``.
         outputs: ``[M]`` rows of the matrix.
-        planes: pointer to activations, rows of ``4 * plane_words``, laid out by ``plane_offset``.
+        planes: pointer to activations, ``[rows, K]``, laid out by ``plane_offset``.
         rows: ``[N]`` int64 rows of ``planes``; -1 counts as zeros, and costs no bandwidth.
         K: the products' length, a multiple of 32.
-        BLOCK_K: part of it that is in a stage, a multiple of 256 if N <= STREAMS.
+        BLOCK_K: part of it that is in a stage, a multiple of 256 if it streams.
+        STREAMED: by mma.sync; N is 8 or 16.
     """
-    total, is_wide = _product(codes, scales, outputs, planes, rows, K, BLOCK_K, STREAMED, False)
+    # 576 channels waste less in halves of a stage.
+    STAGE: tl.constexpr = BLOCK_K // 2 if STREAMED and K % 256 != 0 else BLOCK_K
+    total, is_wide = _product(codes, scales, outputs, planes, rows, K, STAGE, STREAMED, False)
     # No trained matrix has weights of 8 or more, so the second pass costs its test only.
     if is_wide:
-        total, _ = _product(codes, scales, outputs, planes, rows, K, BLOCK_K, STREAMED, True)
+        total, _ = _product(codes, scales, outputs, planes, rows, K, STAGE, STREAMED, True)
     return total
