@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
-from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset
+from leadline.kernels.triton.mxfp4 import plane_offset
 
 _BLOCK_CHANNELS = 1024
 
@@ -183,5 +183,5 @@ def _deal(
     value = tl.load(x + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     if QUANTIZES:
         value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
-    at = plane_offset(channel, WIDTH, TILE <= STREAMS)
+    at = plane_offset(channel, WIDTH, TILE == 8)
     tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < WIDTH)

@@ -2,14 +2,13 @@
 
 Four launches: ``expert_tiles.prepare``; gate and up with SwiGLU, the routing weight and the MXFP8
 rounding behind them; down, which leaves one row per pair; and the sum over a row's pairs, in order.
-Programs of the two products are (column block, tile of one expert's pairs), tiles running fastest,
-so that tiles of one expert meet in L2 and its weights come from memory once.
+Programs of the two products are (column block, tile of one expert's pairs), blocks running fastest:
+an expert's weights and inputs then meet in L2, and come from memory once.
 
-Decode is a stream of weights. To keep 4.5 TB/s busy over some 800 ns of latency an H200 wants
-27 KB in flight on each SM, and twice that while programs start and end: 128 rows of 256 channels
-are 17 KB, three such stages are on their way in each of two resident programs. What is scarce then
-is instructions: 3.3 for a weight, where an SM can issue 3.9 in the time that memory takes for one.
-Prefill reuses an expanded weight for 64 or 128 tokens, and the products are what counts.
+Decode is a stream of weights. To keep 4.4 TB/s busy an H200 wants some 50 KB in flight on each SM,
+and warps enough to hide everything else: 64 rows of 256 channels are 9 KB, two such stages are on
+their way in each of five resident programs, 2.9 instructions a weight. A prompt reuses an expanded
+weight for up to 128 tokens, and the products are what counts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
-from leadline.kernels.triton.mxfp4 import STREAMS, plane_offset, product
+from leadline.kernels.triton.mxfp4 import plane_offset, product
 
 
 def routed_experts(
@@ -55,9 +54,8 @@ def routed_experts(
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    streamed = tile_size <= STREAMS
-    gate_up, down = _STREAMING if streamed else _MULTIPLYING
-    sizes["HALVINGS"] = 0 if streamed else 2
+    sizes["HALVINGS"] = min(tile_size // 8 - 1, 2)
+    gate_up, down = _PROMPT if tile_size >= 64 else _DECODE if tile_size > 8 else _STREAMING
     gate_up[lambda meta: (triton.cdiv(hidden_width, meta["BLOCK_F"]), capacity)](
         planes,
         w13.codes.view(torch.uint16),
@@ -135,7 +133,7 @@ def _gate_up(
                 F,
                 PER_ROW,
                 QUANTIZES,
-                TILE <= STREAMS,
+                TILE == 8,
                 TILE >> halvings,
                 BLOCK_F,
                 BLOCK_K,
@@ -233,7 +231,7 @@ def _down(
                 outputs,
                 D,
                 F,
-                TILE <= STREAMS,
+                TILE == 8,
                 TILE >> halvings,
                 BLOCK_D,
                 BLOCK_K,
@@ -311,16 +309,17 @@ def _variants(
     return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
 
 
-# Rows of 128 bytes at least: memory gives half as much where a stage takes 64. Of n stages, n - 1
-# are on their way. Where products count, two programs of (128, 128, 4, 3) just fit on an SM, and one
-# expands while the other multiplies; 256 rows read inputs from L2 half as often.
+# A stage takes 128 bytes of a row at least: memory gives far less where it takes 64. Of n stages,
+# n - 1 are on their way.
 _STREAMING = _variants(
     [
         (64, 256, 4, 3, None),
-        (64, 256, 4, 6, None),
         (64, 256, 4, 3, 80),
+        (64, 256, 4, 6, None),
         (64, 256, 2, 5, None),
         (128, 256, 4, 3, 128),
     ]
 )
-_MULTIPLYING = _variants([(128, 128, 4, 3, None), (256, 128, 8, 3, None)])
+_DECODE = _variants([(64, 256, 4, 3, None), (64, 256, 4, 4, None)])
+# Two programs just fit on an SM, and one expands while the other multiplies.
+_PROMPT = _variants([(128, 128, 4, 3, None), (256, 128, 8, 3, None)])

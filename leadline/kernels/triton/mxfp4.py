@@ -8,10 +8,10 @@ sum's terms does not matter. Values are bf16, exactly, and multiply bf16 activat
 Weights stand on the M side: the expanded tile then is the operand that comes from registers,
 tokens are the narrow N side, and what shared memory moves is packed bytes.
 
-* Up to ``STREAMS`` tokens: mma.sync, eight at a time, which leaves the order of instructions to
-  the assembler, where wgmma has every warp wait for each product's end. A thread holds eight words
-  in a row, one block of 32 channels, hence one scale.
-* More: wgmma.
+* Tiles of eight tokens stream: mma.sync leaves the order of instructions to the assembler, where
+  wgmma has every warp wait for each product's end. A thread holds eight words in a row, one block
+  of 32 channels, hence one scale.
+* Larger ones: wgmma, and mma.sync for what is left of them.
 """
 
 from __future__ import annotations
@@ -90,16 +90,12 @@ def _expand(words, exponents, WIDE: tl.constexpr):
     )
 
 
-# The most tokens of a tile that streams.
-STREAMS = tl.constexpr(16)
-
-
 @triton.jit
 def plane_offset(channel, K: tl.constexpr, STREAMED: tl.constexpr):
     """Where a channel lies in a row of activations.
 
     Streaming products read 64 words of a plane in the order in which mma.sync takes them, so that
-    what a thread reads at once is what it multiplies at once; without, each product costs two moves.
+    what a thread reads at once is what it multiplies at once. Else each would cost two moves more.
     """
     word = channel // 4
     if STREAMED and K % 256 == 0:
@@ -137,13 +133,6 @@ def _stream(values, planes, rows, start, total, K: tl.constexpr, BLOCK_K: tl.con
 
 
 @triton.jit
-def _beside(left, right):
-    M: tl.constexpr = left.shape[0]
-    N: tl.constexpr = left.shape[1]
-    return tl.join(left, right).permute(0, 2, 1).reshape(M, 2 * N)
-
-
-@triton.jit
 def _product(
     codes,
     scales,
@@ -167,15 +156,7 @@ def _product(
     word, group = tl.arange(0, WORDS)[None, :], tl.arange(0, GROUPS)[None, :]
     codes += (outputs * (K // 4))[:, None] + word
     scales += (outputs * (K // 32))[:, None] + group
-    if STREAMED:
-        eights = ()
-        totals = ()
-        for i in tl.static_range(N // 8):
-            mine = tl.arange(0, N // 8)[:, None] == i
-            eights = eights + (tl.sum(tl.where(mine, rows.reshape(N // 8, 8), 0), 0),)
-            totals = totals + (tl.zeros((M, 8), tl.float32),)
-    else:
-        total = tl.zeros((M, N), tl.float32)
+    total = tl.zeros((M, N), tl.float32)
     seen = tl.zeros((M, GROUPS), tl.uint8)
     if AHEAD:
         ahead = _load(scales, group, K // 32, False)
@@ -193,17 +174,12 @@ def _product(
         if STREAMED:
             values = tl.join(tl.join(first, second), tl.join(third, fourth))
             values = values.permute(0, 3, 2, 1).reshape(M, BLOCK_K)
-            sums = ()
-            for i in tl.static_range(N // 8):
-                sums = sums + (_stream(values, planes, eights[i], start, totals[i], K, BLOCK_K),)
-            totals = sums
+            total = _stream(values, planes, rows, start, total, K, BLOCK_K)
         else:
             total = dot_bf16(first, _activations(planes, rows, 0, start + word, K, EVEN).T, total)
             total = dot_bf16(second, _activations(planes, rows, 1, start + word, K, EVEN).T, total)
             total = dot_bf16(third, _activations(planes, rows, 2, start + word, K, EVEN).T, total)
             total = dot_bf16(fourth, _activations(planes, rows, 3, start + word, K, EVEN).T, total)
-    if STREAMED:
-        total = totals[0] if N == 8 else _beside(totals[0], totals[1])
     return total, tl.max(seen.to(tl.int32)) > 127
 
 
@@ -228,10 +204,10 @@ def product(
         rows: ``[N]`` int64 rows of ``planes``; -1 counts as zeros, and costs no bandwidth.
         K: the products' length, a multiple of 32.
         BLOCK_K: part of it that is in a stage, a multiple of 256 if it streams.
-        STREAMED: by mma.sync; N is 8 or 16.
+        STREAMED: N is 8, and ``planes`` are laid out for that.
     """
-    # 576 channels waste less in halves of a stage.
-    STAGE: tl.constexpr = BLOCK_K // 2 if STREAMED and K % 256 != 0 else BLOCK_K
+    # Of 576 channels, stages of 128 leave less over.
+    STAGE: tl.constexpr = BLOCK_K if K % 256 == 0 else min(BLOCK_K, 128)
     total, is_wide = _product(codes, scales, outputs, planes, rows, K, STAGE, STREAMED, False)
     # No trained matrix has weights of 8 or more, so the second pass costs its test only.
     if is_wide:
