@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
+from leadline.kernels.triton.mxfp4 import plane_offset
 
 _BLOCK_CHANNELS = 1024
 
@@ -47,12 +48,12 @@ def prepare(
         quantizes: round inputs to MXFP8 and back.
 
     Returns:
-        Tiles, and ``[m, 4, D / 4]`` bf16: channel c at ``[c % 4, c // 4]``.
+        Tiles, and ``[m, D]`` bf16, laid out by ``mxfp4.plane_offset`` for tiles of that size.
     """
     num_rows, width = x.shape
     num_pairs = ids.numel()
     tiles = _empty_tiles(ids, num_experts, tile_size)
-    planes = torch.empty(num_rows, 4, width // 4, dtype=x.dtype, device=x.device)
+    planes = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     blocks = triton.cdiv(width, _BLOCK_CHANNELS)
     _prepare[(num_experts + num_rows * blocks,)](
         ids.contiguous(),
@@ -63,7 +64,7 @@ def prepare(
         x,
         x.stride(0),
         planes,
-        width,
+        WIDTH=width,
         NUM_EXPERTS=num_experts,
         TILE=tile_size,
         QUANTIZES=quantizes,
@@ -120,7 +121,7 @@ def _prepare(
     x,
     stride,
     planes,
-    width,
+    WIDTH: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
     QUANTIZES: tl.constexpr,
@@ -132,10 +133,10 @@ def _prepare(
     if program < NUM_EXPERTS:
         _sort(ids, pairs, spans, num_pairs, capacity, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)
     else:
-        blocks = tl.cdiv(width, BLOCK_CHANNELS)
+        blocks = tl.cdiv(WIDTH, BLOCK_CHANNELS)
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
         block = (program - NUM_EXPERTS) % blocks
-        _deal(x + row * stride, planes + row * width, width, block, QUANTIZES, BLOCK_CHANNELS)
+        _deal(x + row * stride, planes + row * WIDTH, block, WIDTH, TILE, QUANTIZES, BLOCK_CHANNELS)
 
 
 @triton.jit
@@ -210,12 +211,20 @@ def _load_ids(ids, start, num_pairs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _deal(x, planes, width, block, QUANTIZES: tl.constexpr, BLOCK: tl.constexpr):
+def _deal(
+    x,
+    planes,
+    block,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A block of a row's channels, dealt out to the planes."""
     group = tl.arange(0, BLOCK // 32)
     channel = block * BLOCK + group[:, None] * 32 + tl.arange(0, 32)[None, :]
-    value = tl.load(x + channel, mask=channel < width, other=0.0).to(tl.float32)
+    value = tl.load(x + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     if QUANTIZES:
         value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
-    at = channel % 4 * (width // 4) + channel // 4
-    tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < width)
+    at = plane_offset(channel, WIDTH, TILE == 8)
+    tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < WIDTH)

@@ -2,14 +2,13 @@
 
 Four launches: ``expert_tiles.prepare``; gate and up with SwiGLU, the routing weight and the MXFP8
 rounding behind them; down, which leaves one row per pair; and the sum over a row's pairs, in order.
-Programs of the two products are (column block, tile of one expert's pairs), tiles running fastest,
-so that tiles of one expert meet in L2 and its weights come from memory once.
+Programs of the two products are (column block, tile of one expert's pairs), blocks running fastest:
+an expert's weights and inputs then meet in L2, and come from memory once.
 
-Decode is a stream of weights. To keep 4.5 TB/s busy over some 800 ns of latency an H200 wants
-27 KB in flight on each SM, and twice that while programs start and end: 128 rows of 256 channels
-are 17 KB, three such stages are on their way in each of two resident programs. What is scarce then
-is instructions: 3.3 for a weight, where an SM can issue 3.9 in the time that memory takes for one.
-Prefill reuses an expanded weight for 64 or 128 tokens, and the products are what counts.
+Decode is a stream of weights. To keep 4.4 TB/s busy an H200 wants some 50 KB in flight on each SM,
+and warps enough to hide everything else: 64 rows of 256 channels are 9 KB, two such stages are on
+their way in each of five resident programs, 2.9 instructions a weight. A prompt reuses an expanded
+weight for up to 128 tokens, and the products are what counts.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from leadline.kernels.triton import experts_fp8
 from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
-from leadline.kernels.triton.mxfp4 import product
+from leadline.kernels.triton.mxfp4 import plane_offset, product
 from leadline.kernels.triton.swiglu import clamped_swiglu
 
 # Pairs an expert from which on arithmetic counts (kernels.md 10.3).
@@ -85,8 +84,9 @@ def _pair_outputs(
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    gate_up, down = _STREAMING if tile_size <= 32 else _MULTIPLYING
-    gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["BLOCK_F"]))](
+    sizes["HALVINGS"] = min(tile_size // 8 - 1, 2)
+    gate_up, down = _PROMPT if tile_size >= 64 else _DECODE if tile_size > 8 else _STREAMING
+    gate_up[lambda meta: (triton.cdiv(hidden_width, meta["BLOCK_F"]), capacity)](
         planes,
         w13.codes.view(torch.uint16),
         w13.scales,
@@ -100,7 +100,7 @@ def _pair_outputs(
         **sizes,
     )
     outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-    down[lambda meta: (capacity, triton.cdiv(width, meta["BLOCK_D"]))](
+    down[lambda meta: (triton.cdiv(width, meta["BLOCK_D"]), capacity)](
         hidden,
         w2.codes.view(torch.uint16),
         w2.scales,
@@ -113,13 +113,8 @@ def _pair_outputs(
 
 
 def _tile_size(mean: int) -> int:
-    """Pairs of a tile, from those of an expert if all are chosen alike.
-
-    Expanding weights costs a tile about as much as multiplying them by 64 tokens. Below, one tile
-    an expert is best, so twice the mean; above, the price goes by the width, so tiles are to be
-    full.
-    """
-    return 128 if mean > 96 else min(max(bucket(2 * mean), 16), 64)
+    """Pairs of a tile, from those of an expert if all are chosen alike: twice that, if it can."""
+    return min(max(bucket(2 * mean), 8), 128)
 
 
 @triton.jit
@@ -138,29 +133,79 @@ def _gate_up(
     PER_ROW: tl.constexpr,
     QUANTIZES: tl.constexpr,
     TILE: tl.constexpr,
+    HALVINGS: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Hidden columns of one tile of pairs; ``batch`` is a key of tuning only."""
-    expert, first, size = span(spans, tl.program_id(0))
-    if expert < 0:
-        return
+    expert, first, size = span(spans, tl.program_id(1))
+    codes += expert * (2 * F * (D // 4))
+    scales += expert * (2 * F * (D // 32))
+    for halvings in tl.static_range(HALVINGS + 1):
+        if _fits(expert, size, TILE >> halvings, halvings == HALVINGS):
+            _gate_up_tile(
+                planes,
+                codes,
+                scales,
+                weights,
+                pairs,
+                first,
+                size,
+                hidden,
+                limit,
+                D,
+                F,
+                PER_ROW,
+                QUANTIZES,
+                TILE == 8,
+                TILE >> halvings,
+                BLOCK_F,
+                BLOCK_K,
+            )
+
+
+@triton.jit
+def _fits(expert, size, TILE: tl.constexpr, IS_LEAST: tl.constexpr):
+    """Whether a tile's pairs are to be multiplied ``TILE`` at a time."""
+    return (expert >= 0) & (size <= TILE) & (IS_LEAST or size > TILE // 2)
+
+
+@triton.jit
+def _gate_up_tile(
+    planes,
+    codes,
+    scales,
+    weights,
+    pairs,
+    first,
+    size,
+    hidden,
+    limit,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    QUANTIZES: tl.constexpr,
+    STREAMED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The same of one expert, whose matrix ``codes`` and ``scales`` point to."""
     place = first + tl.arange(0, TILE)
     live = tl.arange(0, TILE) < size
     pair = tl.load(pairs + place, mask=live, other=0)
     # Gate rows, then the up rows of the same columns: one product, and both of a column are here.
     row = tl.arange(0, 2 * BLOCK_F)
-    column = tl.program_id(1) * BLOCK_F + row % BLOCK_F
-    output = tl.minimum(column, F - 1) + row // BLOCK_F * F
+    column = tl.program_id(0) * BLOCK_F + row % BLOCK_F
     total = product(
-        codes + expert * (2 * F * (D // 4)),
-        scales + expert * (2 * F * (D // 32)),
-        output,
+        codes,
+        scales,
+        (tl.minimum(column, F - 1) if F % BLOCK_F != 0 else column) + row // BLOCK_F * F,
         planes,
-        (pair // PER_ROW).to(tl.int64),
-        live,
+        tl.where(live, pair // PER_ROW, -1).to(tl.int64),
         D,
         BLOCK_K,
+        STREAMED,
     )
     total = to_bf16(total).to(tl.float32)
     gate, up = tl.split(total.reshape(2, BLOCK_F, TILE).permute(1, 2, 0))
@@ -171,8 +216,8 @@ def _gate_up(
         blocks = value.to(tl.float32).reshape(BLOCK_F // 32, 32, TILE)
         blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])
         value = to_bf16(blocks.reshape(BLOCK_F, TILE))
-    column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    at = place.to(tl.int64)[None, :] * F + (column % 4 * (F // 4) + column // 4)[:, None]
+    column = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
+    at = place.to(tl.int64)[None, :] * F + plane_offset(column, F, STREAMED)[:, None]
     tl.store(hidden + at, value, mask=(column < F)[:, None] & live[None, :])
 
 
@@ -188,25 +233,62 @@ def _down(
     D: tl.constexpr,
     F: tl.constexpr,
     TILE: tl.constexpr,
+    HALVINGS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Output columns of one tile of pairs, each pair's row at its own place."""
-    expert, first, size = span(spans, tl.program_id(0))
-    if expert < 0:
-        return
+    expert, first, size = span(spans, tl.program_id(1))
+    codes += expert * (D * (F // 4))
+    scales += expert * (D * (F // 32))
+    for halvings in tl.static_range(HALVINGS + 1):
+        if _fits(expert, size, TILE >> halvings, halvings == HALVINGS):
+            _down_tile(
+                hidden,
+                codes,
+                scales,
+                pairs,
+                first,
+                size,
+                outputs,
+                D,
+                F,
+                TILE == 8,
+                TILE >> halvings,
+                BLOCK_D,
+                BLOCK_K,
+            )
+
+
+@triton.jit
+def _down_tile(
+    hidden,
+    codes,
+    scales,
+    pairs,
+    first,
+    size,
+    outputs,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    STREAMED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The same of one expert, whose matrix ``codes`` and ``scales`` point to."""
     place = first + tl.arange(0, TILE)
     live = tl.arange(0, TILE) < size
-    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = product(
-        codes + expert * (D * (F // 4)),
-        scales + expert * (D * (F // 32)),
-        tl.minimum(column, D - 1),
+        codes,
+        scales,
+        tl.minimum(column, D - 1) if D % BLOCK_D != 0 else column,
         hidden,
-        place.to(tl.int64),
-        live,
+        tl.where(live, place, -1).to(tl.int64),
         F,
         BLOCK_K,
+        STREAMED,
     )
     pair = tl.load(pairs + place, mask=live, other=0).to(tl.int64)
     at = pair[None, :] * D + column[:, None]
@@ -229,31 +311,37 @@ def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: t
     tl.store(out + at, cast(total, out.dtype.element_ty), mask=column < width)
 
 
-def _variants(configs: list[tuple[int, int, int, int]]) -> tuple[triton.JITFunction, ...]:
-    """Both products, tuned over (rows of a product, BLOCK_K, warps, stages)."""
+def _variants(
+    configs: list[tuple[int, int, int, int, int | None]],
+) -> tuple[triton.JITFunction, ...]:
+    """Both products, tuned over (rows of a product, BLOCK_K, warps, stages, registers)."""
     key = ["D", "F", "TILE", "batch"]
-    gate_up = [
-        triton.Config({"BLOCK_F": rows // 2, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
-        for rows, k, warps, stages in configs
-    ]
-    down = [
-        triton.Config({"BLOCK_D": rows, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
-        for rows, k, warps, stages in configs
-    ]
+    gate_up, down = (
+        [
+            triton.Config(
+                {name: rows // share, "BLOCK_K": k},
+                num_warps=warps,
+                num_stages=stages,
+                maxnreg=registers,
+            )
+            for rows, k, warps, stages, registers in configs
+        ]
+        for name, share in (("BLOCK_F", 2), ("BLOCK_D", 1))
+    )
     return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
 
 
-# A stage holds 128 channels at least: an asynchronous copy takes four bytes, scales of 128. Of n
-# stages, n - 1 are on their way. Where products count, two programs of (128, 128, 4, 3) just fit
-# on an SM, and one expands while the other multiplies; 256 rows read inputs from L2 half as often.
+# A stage takes 128 bytes of a row at least: memory gives far less where it takes 64. Of n stages,
+# n - 1 are on their way.
 _STREAMING = _variants(
     [
-        (64, 128, 2, 5),
-        (64, 256, 4, 4),
-        (64, 512, 4, 3),
-        (128, 128, 4, 5),
-        (128, 256, 4, 4),
-        (128, 256, 8, 4),
+        (64, 256, 4, 3, None),
+        (64, 256, 4, 3, 80),
+        (64, 256, 4, 6, None),
+        (64, 256, 2, 5, None),
+        (128, 256, 4, 3, 128),
     ]
 )
-_MULTIPLYING = _variants([(128, 128, 4, 3), (128, 128, 8, 3), (256, 128, 8, 3), (256, 128, 8, 4)])
+_DECODE = _variants([(64, 256, 4, 3, None), (64, 256, 4, 4, None)])
+# Two programs just fit on an SM, and one expands while the other multiplies.
+_PROMPT = _variants([(128, 128, 4, 3, None), (256, 128, 8, 3, None)])

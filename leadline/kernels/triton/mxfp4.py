@@ -2,11 +2,16 @@
 
 Channels go in fours. A 16-bit word holds the codes of channels 4 i .. 4 i + 3, so a tile of words
 expands into four tiles of values, one for each channel modulo 4, without moving anything between
-threads; activations lie in memory as four planes likewise (``[rows, 4, K / 4]``), and the order of
-a sum's terms does not matter. Values are bf16, exactly, and multiply bf16 activations.
+threads; activations lie in memory as four planes likewise (``plane_offset``), and the order of a
+sum's terms does not matter. Values are bf16, exactly, and multiply bf16 activations.
 
-Weights stand on the M side: the expanded tile then is the operand of wgmma that may come from
-registers, tokens are the narrow N side, and what shared memory moves is packed bytes.
+Weights stand on the M side: the expanded tile then is the operand that comes from registers,
+tokens are the narrow N side, and what shared memory moves is packed bytes.
+
+* Tiles of eight tokens stream: mma.sync leaves the order of instructions to the assembler, where
+  wgmma has every warp wait for each product's end. A thread holds eight words in a row, one block
+  of 32 channels, hence one scale.
+* Larger ones: wgmma, and mma.sync for what is left of them.
 """
 
 from __future__ import annotations
@@ -20,9 +25,6 @@ from leadline.kernels.triton.launch import INTERPRETED
 
 # The assembly wants sm_80 or later; elsewhere Triton's own operations do the same, slower.
 _PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
-
-# The largest scale byte whose factor 2^(e - 1) a bf16 can hold.
-_LARGEST_FACTOR = tl.constexpr(128)
 
 
 def _nibble(word: str, mask: str, factor: str, multiply: str, out: int) -> str:
@@ -89,17 +91,44 @@ def _expand(words, exponents, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _load(rows, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of columns of some rows of a matrix; zeros beyond its width."""
-    if WIDTH % BLOCK != 0:
-        return tl.load(rows[:, None] + column[None, :], mask=(column < WIDTH)[None, :], other=0)
-    return tl.load(rows[:, None] + column[None, :])
+def plane_offset(channel, K: tl.constexpr, STREAMED: tl.constexpr):
+    """Where a channel lies in a row of activations.
+
+    Streaming products read 64 words of a plane in the order in which mma.sync takes them, so that
+    what a thread reads at once is what it multiplies at once. Else each would cost two moves more.
+    """
+    word = channel // 4
+    if STREAMED and K % 256 == 0:
+        half, owner, pair = word // 32 % 2, word // 8 % 4, word // 2 % 4
+        word = word // 64 * 64 + owner * 16 + pair * 4 + half * 2 + word % 2
+    return channel % 4 * (K // 4) + word
 
 
 @triton.jit
-def _dot(values, planes, column, live, total):
-    """One plane's part of a product."""
-    x = tl.load(planes[:, None] + column[None, :], mask=live, other=0.0)
+def _load(pointers, index, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+    """Words or scales at ``index`` of their rows; zeros beyond ``WIDTH`` unless none are."""
+    if EVEN:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=index < WIDTH, other=0)
+
+
+@triton.jit
+def _activations(planes, rows, plane, word, K: tl.constexpr, EVEN: tl.constexpr):
+    """Words of planes, both ``[1, ..]``, of some rows, zeros where there is none."""
+    inside = (rows >= 0)[:, None]
+    if not EVEN:
+        inside &= word < K // 4
+    return tl.load(planes + (rows * K)[:, None] + plane * (K // 4) + word, mask=inside, other=0.0)
+
+
+@triton.jit
+def _stream(values, planes, rows, start, total, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """All of a stage's values times eight rows of activations."""
+    at = tl.arange(0, BLOCK_K)[None, :]
+    plane, word = at // (BLOCK_K // 4), start + at % (BLOCK_K // 4)
+    x = _activations(planes, rows, plane, word, K, K % BLOCK_K == 0)
+    if K % 256 == 0:  # the inverse of ``plane_offset``
+        x = x.reshape(8, BLOCK_K // 64, 4, 4, 2, 2).permute(0, 1, 4, 2, 3, 5).reshape(8, BLOCK_K)
     return dot_bf16(values, x.T, total)
 
 
@@ -110,65 +139,77 @@ def _product(
     outputs,
     planes,
     rows,
-    live,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STREAMED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """``product`` and the largest scale byte that was met."""
+    """``product`` and whether a scale byte of 128 or more was met."""
     M: tl.constexpr = outputs.shape[0]
     N: tl.constexpr = rows.shape[0]
-    QUARTER: tl.constexpr = K // 4
     WORDS: tl.constexpr = BLOCK_K // 4
-    SCALES: tl.constexpr = BLOCK_K // 32
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    EVEN: tl.constexpr = K % BLOCK_K == 0
     # An asynchronous copy takes four bytes. Where rows of scales are not that regular (a slice of
     # 576 channels has 18 of them), a stage's are loaded while the one before is multiplied.
     AHEAD: tl.constexpr = K % 128 != 0
-    word, scale = tl.arange(0, WORDS), tl.arange(0, SCALES)
-    codes += outputs * QUARTER
-    scales += outputs * (K // 32)
-    planes += rows * K
+    word, group = tl.arange(0, WORDS)[None, :], tl.arange(0, GROUPS)[None, :]
+    codes += (outputs * (K // 4))[:, None] + word
+    scales += (outputs * (K // 32))[:, None] + group
     total = tl.zeros((M, N), tl.float32)
-    largest = tl.zeros((M, SCALES), tl.uint8)
+    seen = tl.zeros((M, GROUPS), tl.uint8)
     if AHEAD:
-        ahead = _load(scales, scale, K // 32, SCALES)
-    for start in range(0, QUARTER, WORDS):
-        column = start + word
-        w = _load(codes, column, QUARTER, WORDS)
+        ahead = _load(scales, group, K // 32, False)
+    for start in range(0, K // 4, WORDS):
+        w = _load(codes + start, start + word, K // 4, EVEN)
         if AHEAD:
             e = ahead
-            ahead = _load(scales, start // 8 + SCALES + scale, K // 32, SCALES)
+            after = start // 8 + GROUPS
+            ahead = _load(scales + after, after + group, K // 32, False)
         else:
-            e = _load(scales, start // 8 + scale, K // 32, SCALES)
-        largest = tl.maximum(largest, e)
-        e = tl.broadcast_to(e[:, :, None], (M, SCALES, 8)).reshape(M, WORDS)
+            e = _load(scales + start // 8, start // 8 + group, K // 32, EVEN)
+        seen |= e
+        e = tl.broadcast_to(e[:, :, None], (M, GROUPS, 8)).reshape(M, WORDS)
         first, second, third, fourth = _expand(w, e, WIDE)
-        inside = live[:, None]
-        if K % BLOCK_K != 0:
-            inside &= (column < QUARTER)[None, :]
-        total = _dot(first, planes, column, inside, total)
-        total = _dot(second, planes + QUARTER, column, inside, total)
-        total = _dot(third, planes + 2 * QUARTER, column, inside, total)
-        total = _dot(fourth, planes + 3 * QUARTER, column, inside, total)
-    return total, tl.max(largest.to(tl.int32))
+        if STREAMED:
+            values = tl.join(tl.join(first, second), tl.join(third, fourth))
+            values = values.permute(0, 3, 2, 1).reshape(M, BLOCK_K)
+            total = _stream(values, planes, rows, start, total, K, BLOCK_K)
+        else:
+            total = dot_bf16(first, _activations(planes, rows, 0, start + word, K, EVEN).T, total)
+            total = dot_bf16(second, _activations(planes, rows, 1, start + word, K, EVEN).T, total)
+            total = dot_bf16(third, _activations(planes, rows, 2, start + word, K, EVEN).T, total)
+            total = dot_bf16(fourth, _activations(planes, rows, 3, start + word, K, EVEN).T, total)
+    return total, tl.max(seen.to(tl.int32)) > 127
 
 
 @triton.jit
-def product(codes, scales, outputs, planes, rows, live, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def product(
+    codes,
+    scales,
+    outputs,
+    planes,
+    rows,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STREAMED: tl.constexpr,
+):
     """``W x^T`` of some rows of an MXFP4 matrix: ``[M, N]`` float32.
 
     Args:
         codes: pointer to the matrix, ``[out, K / 4]`` words.
         scales: pointer to its scale bytes, ``[out, K / 32]``.
         outputs: ``[M]`` rows of the matrix.
-        planes: pointer to activations, ``[rows, 4, K / 4]``.
-        rows: ``[N]`` int64 rows of ``planes``.
-        live: ``[N]`` bool; others are read as zeros, and cost no bandwidth.
+        planes: pointer to activations, ``[rows, K]``, laid out by ``plane_offset``.
+        rows: ``[N]`` int64 rows of ``planes``; -1 counts as zeros, and costs no bandwidth.
         K: the products' length, a multiple of 32.
-        BLOCK_K: part of it that is in a stage.
+        BLOCK_K: part of it that is in a stage, a multiple of 256 if it streams.
+        STREAMED: N is 8, and ``planes`` are laid out for that.
     """
-    total, largest = _product(codes, scales, outputs, planes, rows, live, K, BLOCK_K, False)
-    # No trained matrix has weights above 12, so the second pass costs its test only.
-    if largest > _LARGEST_FACTOR:
-        total, _ = _product(codes, scales, outputs, planes, rows, live, K, BLOCK_K, True)
+    # Of 576 channels, stages of 128 leave less over.
+    STAGE: tl.constexpr = BLOCK_K if K % 256 == 0 else min(BLOCK_K, 128)
+    total, is_wide = _product(codes, scales, outputs, planes, rows, K, STAGE, STREAMED, False)
+    # No trained matrix has weights of 8 or more, so the second pass costs its test only.
+    if is_wide:
+        total, _ = _product(codes, scales, outputs, planes, rows, K, STAGE, STREAMED, True)
     return total

@@ -55,13 +55,21 @@ def rows(count: int, width: int, device: torch.device) -> Tensor:
     return torch.randn(count, width, dtype=torch.bfloat16, device=device)
 
 
-@pytest.mark.parametrize(("num_rows", "width", "hidden"), [(1, 64, 32), (5, 160, 96), (40, 96, 64)])
+@pytest.mark.parametrize(
+    ("num_rows", "width", "hidden"),
+    [(1, 64, 32), (5, 160, 96), (16, 256, 256), (40, 96, 64)],
+)
 def test_one_row_some_and_many(
     device: torch.device, num_rows: int, width: int, hidden: int
 ) -> None:
-    """Tiles of 16 and 32; expert 2 gets none; blocks of columns and of K end early."""
+    """Tiles of 8, 16 and 32; expert 2 gets none; blocks of columns and of K end early."""
     ids = choose(num_rows, [0, 1, 3, 4], 2, device)
     compare(rows(num_rows, width, device), ids, *stacks(5, width, hidden, device))
+
+
+def test_tiles_of_a_prompt_that_are_full_half_full_and_emptier(device: torch.device) -> None:
+    ids = torch.tensor([0] * 140 + [1] * 60 + [2] * 10, device=device)[:, None]
+    compare(rows(210, 32, device), ids, *stacks(3, 32, 32, device))
 
 
 def test_all_rows_on_one_expert(device: torch.device) -> None:
