@@ -138,7 +138,7 @@ def _suits_hopper(q: Tensor, cos: Tensor, window: RecordField, kv: RecordField |
     return (
         q.dtype == torch.bfloat16
         and (q.shape[2], 2 * cos.shape[1]) == (attention_hopper.WIDTH, attention_hopper.ROTATED)
-        and records <= {Record.FP4_16, Record.FP8_32, Record.BFLOAT16}
+        and records <= {Record.FP4_16, Record.FP8_32}
     )
 
 

@@ -35,7 +35,7 @@ def words(field: RecordField, word: torch.dtype | None = None) -> tuple[Tensor, 
         ConfigError: no kernel expands this record.
     """
     if field.scales is None:
-        return (field.values if word is None else field.values.view(word)), field.values
+        return field.values, field.values
     if field.record not in _WORDS:
         raise ConfigError(
             f"kernels of the backend triton cannot expand {field.record} records into keys; choose "

@@ -81,7 +81,7 @@ _EXPAND_FP8 = gl.constexpr("""
 @gluon.constexpr_function
 def _num_words(record):
     """32-bit words of half a row."""
-    return {"fp4_16": 32, "fp8_32": 64, "bfloat16": 128}[record]
+    return {"fp4_16": 32, "fp8_32": 64}[record]
 
 
 @gluon.constexpr_function
@@ -129,42 +129,32 @@ def _load_half(values, scales, valid, SIDE: gl.constexpr, RECORD: gl.constexpr):
     words: gl.constexpr = _num_words(RECORD)
     word = gl.arange(0, words, layout=gl.SliceLayout(0, _layout(RECORD, None))) + SIDE * words
     packed = gl.load(values[:, None] + word[None, :], mask=valid[:, None], other=0)
-    codes = packed
-    if RECORD != "bfloat16":
-        count: gl.constexpr = _num_scales(RECORD)
-        by_scale: gl.constexpr = gl.SliceLayout(2, _layout(RECORD, words // count))
-        by_key: gl.constexpr = gl.SliceLayout(1, by_scale)
-        at = SIDE * count + gl.arange(0, count, layout=gl.SliceLayout(0, by_scale))
-        at = gl.convert_layout(scales, by_key)[:, None] + at[None, :]
-        codes = gl.load(at, mask=gl.convert_layout(valid, by_key)[:, None], other=0)
-    return packed, codes
+    count: gl.constexpr = _num_scales(RECORD)
+    by_scale: gl.constexpr = gl.SliceLayout(2, _layout(RECORD, words // count))
+    by_key: gl.constexpr = gl.SliceLayout(1, by_scale)
+    at = SIDE * count + gl.arange(0, count, layout=gl.SliceLayout(0, by_scale))
+    at = gl.convert_layout(scales, by_key)[:, None] + at[None, :]
+    return packed, gl.load(at, mask=gl.convert_layout(valid, by_key)[:, None], other=0)
 
 
 @gluon.jit
 def expand(packed, codes, RECORD: gl.constexpr):
     """Half rows as pairs of bf16 ``[keys, 128]``, int32."""
     words: gl.constexpr = _num_words(RECORD)
-    layout: gl.constexpr = _layout(RECORD, None)
-    if RECORD == "bfloat16":
-        unit = gl.full([KEYS, words], 0x37803780, gl.int32, layout)  # 2^-16 twice
-        pairs = gl.inline_asm_elementwise(
-            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [packed, unit], gl.int32, True, 1
+    count: gl.constexpr = _num_scales(RECORD)
+    scale = gl.expand_dims(_scale_pairs(codes, RECORD), 2)
+    scale = gl.reshape(scale.broadcast_to([KEYS, count, words // count]), [KEYS, words])
+    scale = gl.convert_layout(scale, _layout(RECORD, None), assert_trivial=True)
+    if RECORD == "fp4_16":
+        a, b, c, d = gl.inline_asm_elementwise(
+            _EXPAND_FP4, "=&r,=&r,=&r,=&r,r,r", [packed, scale], (gl.int32,) * 4, True, 1
         )
+        pairs = gl.join(gl.join(a, c), gl.join(b, d))
     else:
-        count: gl.constexpr = _num_scales(RECORD)
-        scale = gl.expand_dims(_scale_pairs(codes, RECORD), 2)
-        scale = gl.reshape(scale.broadcast_to([KEYS, count, words // count]), [KEYS, words])
-        scale = gl.convert_layout(scale, layout, assert_trivial=True)
-        if RECORD == "fp4_16":
-            a, b, c, d = gl.inline_asm_elementwise(
-                _EXPAND_FP4, "=&r,=&r,=&r,=&r,r,r", [packed, scale], (gl.int32,) * 4, True, 1
-            )
-            pairs = gl.join(gl.join(a, c), gl.join(b, d))
-        else:
-            a, b = gl.inline_asm_elementwise(
-                _EXPAND_FP8, "=&r,=&r,r,r", [packed, scale], (gl.int32,) * 2, True, 1
-            )
-            pairs = gl.join(a, b)
+        a, b = gl.inline_asm_elementwise(
+            _EXPAND_FP8, "=&r,=&r,r,r", [packed, scale], (gl.int32,) * 2, True, 1
+        )
+        pairs = gl.join(a, b)
     return gl.reshape(pairs, [KEYS, HALF // 2])
 
 
