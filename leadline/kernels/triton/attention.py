@@ -3,7 +3,7 @@
 A program reads the index lists, translates pages, expands records and keeps one running softmax for
 all heads of a row. Where rows are few, several programs share a row's keys and a second launch
 merges what they found, in a fixed order. This is the kernel for every GPU; Hopper has one of its
-own, ``attention_hopper``, for rows of 512 channels.
+own, ``attention_hopper``, for packed rows of 512 channels.
 """
 
 from __future__ import annotations

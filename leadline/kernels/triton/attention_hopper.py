@@ -1,10 +1,10 @@
 """Attention by Hopper's tensor cores: stages of a pipeline in warpgroups of their own.
 
-One warpgroup loads and expands records into a ring of blocks of 32 keys (kernels.md 8.4), one
-multiplies queries with them and takes the softmax, two multiply its weights with half of the
-channels each. So records are on their way, a block is expanded, another scored and a third summed
-at the same time. This needs wgmma, setmaxnreg and mbarriers, thus Gluon and compute capability 9.0;
-``attention`` says what runs elsewhere.
+Two warpgroups load and expand blocks of 32 keys in turn, into a ring in shared memory (kernels.md
+8.4). One multiplies queries with them, takes the softmax and sums the left half of the channels;
+one sums the right half. So records are on their way, blocks are expanded, one is scored and another
+summed at the same time. This needs wgmma, setmaxnreg and mbarriers, thus Gluon and compute
+capability 9.0; ``attention`` says what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ from leadline.kernels.triton.attention_keys import (
 )
 from leadline.kernels.triton.unpack import UNIT
 
-HEADS = 64
-"""Of a program; fewer are computed as if the last were there several times."""
-
 WIDTH, ROTATED = 512, 64
 """Channels, and those of them that turn, that the kernel is made for."""
 
-_HEADS, _WIDTH = gl.constexpr(HEADS), gl.constexpr(WIDTH)
+_WIDTH = gl.constexpr(WIDTH)
+_HEADS = gl.constexpr(64)  # of a program; the last stands in for those that are missing
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _SLACK = gl.constexpr(24.0)
 
@@ -183,9 +181,7 @@ def _start_query(query, ends, row, num_heads, q_row, q_head):
     head = gl.program_id(2) * _HEADS + gl.arange(0, _HEADS, layout=gl.SliceLayout(1, _COALESCED))
     at = ends.q + row * q_row + gl.minimum(head, num_heads - 1)[:, None] * q_head
     channel = gl.arange(0, _WIDTH, layout=gl.SliceLayout(0, _COALESCED))
-    async_copy.async_copy_global_to_shared(
-        query.index(0), at + channel[None, :], eviction_policy="evict_first"
-    )
+    async_copy.async_copy_global_to_shared(query.index(0), at + channel[None, :])
     async_copy.commit_group()
 
 

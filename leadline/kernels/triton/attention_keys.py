@@ -110,18 +110,9 @@ def load(
         turn = _stream(window, pages.table, row, begin, window_end, keys, turn, WINDOW, PARITY)
         if ENTRIES.record != "none":
             table = pages.table + gl.load(pages.req_of_row + row).to(gl.int64) * pages.row
-            begin_entry = gl.maximum(begin - work.window_blocks, 0)
-            turn = _stream(
-                entries,
-                table,
-                row,
-                begin_entry,
-                end - work.window_blocks,
-                keys,
-                turn,
-                ENTRIES,
-                PARITY,
-            )
+            first = gl.maximum(begin - work.window_blocks, 0)
+            last = end - work.window_blocks
+            turn = _stream(entries, table, row, first, last, keys, turn, ENTRIES, PARITY)
 
 
 @gluon.jit
