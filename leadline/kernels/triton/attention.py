@@ -59,7 +59,7 @@ def sparse_attention(
         kv_values, kv_scales = unpack.words(kv, word)
         record, per_page = str(kv.record), kv_values.shape[1]
     block_heads = 64 if hopper or heads > 16 else 16
-    programs = 132 if hopper else _PROGRAMS[block_heads]
+    programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
     parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
     parts_per_split = triton.cdiv(parts, max(programs // (rows * head_blocks), 1))
