@@ -2,7 +2,8 @@
 
 A program reads the index lists, translates pages, expands records and keeps one running softmax for
 all heads of a row. Where rows are few, several programs share a row's keys and a second launch
-merges what they found, in a fixed order.
+merges what they found, in a fixed order. This is the kernel for every GPU; Hopper has one of its
+own, ``attention_hopper``, for packed rows of 512 channels.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.packed import RecordField
-from leadline.kernels.triton import unpack
+from leadline.kernels.records import Record
+from leadline.kernels.triton import attention_hopper, unpack
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
-from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
 _PART = 32  # slots: the least that a program of its own attends to
@@ -47,24 +49,29 @@ def sparse_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    window_values, window_scales = (part.flatten(0, 1) for part in unpack.words(window))
+    hopper = _suits_hopper(q, cos, window, kv)
+    word = torch.int32 if hopper else None
+    window_values, window_scales = (part.flatten(0, 1) for part in unpack.words(window, word))
     kv_values, kv_scales, record, per_page = window_values, window_scales, "none", 1
     if kv is None or selected is None:
         selected = window_index[:, :0]
     else:
-        kv_values, kv_scales = unpack.words(kv)
+        kv_values, kv_scales = unpack.words(kv, word)
         record, per_page = str(kv.record), kv_values.shape[1]
-    block_heads = 16 if heads <= 16 else 64
+    block_heads = 64 if hopper or heads > 16 else 16
     programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
     parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
     parts_per_split = triton.cdiv(parts, max(programs // (rows * head_blocks), 1))
+    if hopper:  # which takes two at a time
+        parts_per_split += parts_per_split % 2
     splits = triton.cdiv(parts, parts_per_split)
     partial, tops, totals = out, sink, sink
     if splits > 1:
         partial = torch.empty(rows, splits, heads, width, dtype=torch.float32, device=q.device)
         tops, totals = torch.empty(2, rows, splits, heads, dtype=torch.float32, device=q.device)
-    _ATTEND[block_heads][(min(rows, programs), splits, head_blocks)](
+    grid = (min(rows, programs), splits, head_blocks)
+    arguments = (
         q,
         cos,
         sin,
@@ -90,8 +97,7 @@ def sparse_attention(
         page_table.stride(0),
         selected.shape[1],
         selected.stride(0),
-        parts_per_split * _PART,
-        bucket(rows),
+        parts_per_split,
         str(window.record),
         window_values.stride(0),
         window_scales.stride(0),
@@ -99,12 +105,13 @@ def sparse_attention(
         per_page,
         *kv_values.stride()[:2],
         *kv_scales.stride()[:2],
-        width,
-        cos.shape[1],
-        block_heads,
         splits > 1,
-        _PART,
     )
+    if hopper:
+        attention_hopper.attend[grid](*arguments, num_warps=4)
+    else:
+        extra = bucket(rows), width, cos.shape[1], block_heads, _PART
+        _ATTEND[block_heads][grid](*arguments, *extra)
     if splits > 1:
         _merge[(rows, heads)](
             partial,
@@ -123,6 +130,18 @@ def sparse_attention(
     return out
 
 
+def _suits_hopper(q: Tensor, cos: Tensor, window: RecordField, kv: RecordField | None) -> bool:
+    """Whether the kernel for Hopper takes these operands."""
+    if INTERPRETED or triton.runtime.driver.active.get_current_target().arch != 90:
+        return False
+    records = {window.record} if kv is None else {window.record, kv.record}
+    return (
+        q.dtype == torch.bfloat16
+        and (q.shape[2], 2 * cos.shape[1]) == (attention_hopper.WIDTH, attention_hopper.ROTATED)
+        and records <= {Record.FP4_16, Record.FP8_32}
+    )
+
+
 @triton.jit(
     do_not_specialize=[
         "num_rows",
@@ -132,7 +151,7 @@ def sparse_attention(
         "table_row",
         "num_selected",
         "selected_row",
-        "slots_per_split",
+        "parts_per_split",
         "rows_bucket",
     ]
 )
@@ -162,8 +181,7 @@ def _attend(
     table_row,
     num_selected,
     selected_row,
-    slots_per_split,
-    rows_bucket,
+    parts_per_split,
     WINDOW: tl.constexpr,
     WINDOW_STRIDE: tl.constexpr,
     WINDOW_SCALES: tl.constexpr,
@@ -173,10 +191,11 @@ def _attend(
     ENTRY_STRIDE: tl.constexpr,
     PAGE_SCALES: tl.constexpr,
     ENTRY_SCALES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    rows_bucket,
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
-    SPLIT: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -190,8 +209,8 @@ def _attend(
     window_stages: tl.constexpr = 5 if WINDOW == "fp8_32" else 3
     entry_stages: tl.constexpr = 8 if ENTRIES == "fp8_32" or ENTRIES == "fp4_16" else 5
     behind_window = tl.cdiv(num_window, PART) * PART
-    begin = split * slots_per_split
-    end = begin + slots_per_split
+    begin = split * parts_per_split * PART
+    end = begin + parts_per_split * PART
     window_end = tl.minimum(end, num_window)
     entry_begin = tl.maximum(begin - behind_window, 0)
     entry_end = tl.minimum(end - behind_window, num_selected)

@@ -24,8 +24,8 @@ UNIT = tl.constexpr(2.0**-16)
 _WORDS = {Record.FP4_16: torch.int32, Record.FP8_32: torch.int16}
 
 
-def words(field: RecordField) -> tuple[Tensor, Tensor]:
-    """A field as ``load_rows`` takes it.
+def words(field: RecordField, word: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """A field as ``load_rows`` takes it, or in words of another type.
 
     Returns:
         Values ``[outer, inner, words]`` of the words that kernels unpack, and scales; both views.
@@ -41,7 +41,7 @@ def words(field: RecordField) -> tuple[Tensor, Tensor]:
             f"kernels of the backend triton cannot expand {field.record} records into keys; choose "
             f"another kv_cache_dtype, or --kernel-backend reference"
         )
-    return field.values.view(_WORDS[field.record]), field.scales
+    return field.values.view(word or _WORDS[field.record]), field.scales
 
 
 @triton.jit

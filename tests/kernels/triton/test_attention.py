@@ -21,10 +21,20 @@ from leadline.kernels.reference.kv_store import pack_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.triton import attention
 
-WIDTH, ROPE = 64, 16
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+WIDTH, ROPE = (512, 64) if HOPPER else (64, 16)  # its kernel is made for rows of one width
 
 # For tests to which splits make no difference: the interpreter is slow.
 whole = pytest.mark.parametrize("programs", ["whole"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=["portable", pytest.param("hopper", marks=pytest.mark.gpu)])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for every GPU, and Hopper's own."""
+    if request.param == "portable":
+        monkeypatch.setattr(attention, "_suits_hopper", lambda *operands: False)
+    elif not HOPPER:
+        pytest.skip("needs a GPU of compute capability 9.0")
 
 
 @pytest.fixture(params=["split", "whole"])
@@ -247,10 +257,11 @@ def test_a_broken_row_stays_alone(device: torch.device, programs: None, where: s
 def test_caches_may_be_larger_than_2_gib(device: torch.device, programs: None) -> None:
     case = make_case(device, rows=2)
     assert case.kv is not None
-    pages = 2**31 // (32 * 36) + 7
-    data = torch.empty(pages, 32, 36, dtype=torch.uint8, device=device)
+    sizes = (Record.FP4_16.value_bytes(WIDTH), Record.FP4_16.scale_bytes(WIDTH))
+    pages = 2**31 // (32 * sum(sizes)) + 7
+    data = torch.empty(pages, 32, sum(sizes), dtype=torch.uint8, device=device)
     data[-7:] = torch.cat((case.kv.values, case.kv.scales), dim=2)  # type: ignore[arg-type]
-    far = RecordField(Record.FP4_16, *data.split((32, 4), dim=2))
+    far = RecordField(Record.FP4_16, *data.split(sizes, dim=2))
     actual = case.replace(kv=far, page_table=case.page_table + pages - 7).run()
     assert torch.equal(actual, case.run())
 
