@@ -166,7 +166,7 @@ def _gate_up(
 
 @triton.jit
 def _fits(expert, size, TILE: tl.constexpr, IS_LEAST: tl.constexpr):
-    """Whether a tile's pairs are to be multiplied ``TILE`` at a time."""
+    """Whether ``TILE`` is the smallest tile, of those allowed, that holds so many pairs."""
     return (expert >= 0) & (size <= TILE) & (IS_LEAST or size > TILE // 2)
 
 
