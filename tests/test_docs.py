@@ -92,7 +92,8 @@ def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
     configs = (ServerConfig, EngineConfig, EvalOptions, ChatOptions)
     known = {s.flag[2:] for config in configs for s in settings(config)}
     known |= {"help", "config", "print-config", "some-flag", "flag"}
-    for file in (ROOT / "leadline/tools/train_tiny").glob("*.py"):
+    scripts = [ROOT / "benchmarks/kernels.py", ROOT / "scripts/compile_kernels.py"]
+    for file in [*scripts, *(ROOT / "leadline/tools/train_tiny").glob("*.py")]:
         known |= set(re.findall(r"""add_argument\(\s*"--([\w-]+)\"""", file.read_text()))
     known |= {"build-arg", "gpus", "shm-size", "ulimit"}  # docker's
     known |= {"nproc-per-node"}  # torchrun's
