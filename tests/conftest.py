@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+import tests.interpreter  # noqa: F401 - before any module of tests imports a kernel
 from leadline.text.tokenizer import Tokenizer
 
 # The same examples on every run; `--hypothesis-profile dev` looks further, at random.
