@@ -138,7 +138,11 @@ class Bench:
             layout,
             num_pages=size.num_pages,
             num_slots=size.num_slots,
-            step_rows=SchedulerConfig().max_num_batched_tokens,
+            # A plain forward is over all rows of all sequences.
+            step_rows=max(
+                sizes.prefill,
+                num_seqs * (max(sizes.prompts) + sizes.warm_up + sizes.new_tokens + 1),
+            ),
         )
         model.bind_cache(pool)
         # Every row runs every layer, as in the plain forward.
