@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import re
 import shlex
 import statistics
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from leadline.bench import workload
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
 
@@ -38,8 +38,7 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
 
 def random_prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
     """Seeded token ids above the markers: ``count`` prompts of ``length``."""
-    draw = random.Random(f"{count} {length}")
-    return [[draw.randrange(64, vocab_size) for _ in range(length)] for _ in range(count)]
+    return workload.random_prompts(count, length, vocab_size, f"{count} {length}")
 
 
 class Decoding:

@@ -39,7 +39,6 @@ class Case:
         target_share: of the ceiling, or None.
         peers: name -> microseconds measured on an H200 (kernels.md 18), same shape.
         unfused: separate launches of the same; None takes the twin.
-        weights: arguments that no step finds in a cache; inputs are rotated over copies of all.
     """
 
     kernel: str

@@ -38,7 +38,7 @@ class Tiles:
 def prepare(
     x: Tensor, ids: Tensor, *, num_experts: int, tile_size: int, quantizes: bool
 ) -> tuple[Tiles, Tensor]:
-    """Tiles of each expert's pairs, and the inputs in four planes, rounded to MXFP8 if wanted.
+    """Tiles of each expert's pairs, and inputs as ``mxfp4`` wants them, in MXFP8 if wanted.
 
     Args:
         x: ``[m, D]`` bf16, m at least 1.
