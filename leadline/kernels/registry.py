@@ -106,7 +106,6 @@ BACKENDS: dict[str, Backend] = {
         package="triton",
         extra="gpu",
         reads_packed=True,
-        automatic=False,  # each kernel is held to its op; engines on a GPU are yet to be, with all
     ),
 }
 

@@ -51,8 +51,10 @@ MODEL = dataclasses.replace(
 # Of the differences' norm to the values': half a bit of bf16 at every rounding, and as much for
 # probabilities that are rounded against another maximum.
 CLOSE = 0.01
-# Of half of the rows: what remains beside the rows whose selections fell otherwise.
-RUNS_CLOSE = 0.2
+# Of half of the rows: what remains beside the rows whose selections fell otherwise. A GPU's
+# products round in another order: 0.21 on an H200, 0.20 under the interpreter, 1.3 where an op is
+# wrong.
+RUNS_CLOSE = 0.3
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,6 +27,7 @@ R = TypeVar("R")
 _TILE = 2048
 _STRIP = 256  # of a tile, beside the levels at once
 _LISTED = 64  # of a tile at most
+_FEW = 1024  # entries of a row that are listed without looking closer
 
 
 def _in_float32(definition: Callable[..., R]) -> Callable[..., Callable[..., R]]:
@@ -194,12 +195,17 @@ def sample(
     summarise[grid](*(*row, *extremes, first, mass, vocab), TILE=_TILE, STRIP=_STRIP, num_warps=4)
     probe[grid](
         *(*row, *extremes, first, second, *found, vocab, tiles),
+        FEW=_FEW,
         STRIP=_STRIP // 2,  # beside twice as many levels
         **sizes,
         num_warps=4,
     )
     list_borders[grid](
-        *(*row, second, *found, *listed, vocab, tiles), LISTED=_LISTED, **sizes, num_warps=4
+        *(*row, second, *found, *listed, vocab, tiles),
+        FEW=_FEW,
+        LISTED=_LISTED,
+        **sizes,
+        num_warps=4,
     )
     draw[(rows,)](
         *(*row, uniform_R, *extremes, mass, *listed, out, vocab, tiles),

@@ -36,8 +36,6 @@ from leadline.kernels.triton.sampling_search import (
 )
 
 _FIRST, _SECOND = tl.constexpr(FIRST), tl.constexpr(SECOND)
-_FEW = tl.constexpr(1024)
-"""Entries of a row that are listed without looking closer."""
 
 
 @triton.jit
@@ -103,11 +101,12 @@ def probe(
     goals,
     vocab,
     tiles,
+    FEW: tl.constexpr,
     TILE: tl.constexpr,
     STRIP: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """A tile: sums above the second levels, if many lie between two of the first.
+    """A tile: sums above the second levels, if more than FEW lie between two of the first.
 
     The first tile writes what all found of the row: ``[4]`` keys (the best, the least that min_p
     leaves, the borders of the cut) and ``[3]`` numbers (as ``search`` returns them).
@@ -139,7 +138,7 @@ def probe(
                     share,
                     TILES,
                 )
-            if size > _FEW:
+            if size > FEW:
                 strips = load_strips(logits + row * vocab, tile * TILE, vocab, TILE, STRIP)
                 levels = second_levels(low, tl.minimum(high, top))
                 sums = sums_above(strips, levels, number_of(top), coldness, k, TILE, STRIP)
@@ -170,6 +169,7 @@ def list_borders(
     masses,
     vocab,
     tiles,
+    FEW: tl.constexpr,
     LISTED: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
@@ -192,11 +192,11 @@ def list_borders(
         low, high = tl.load(found + 2), tl.load(found + 3)
         size, least_goal, most_goal = tl.load(goals), tl.load(goals + 1), tl.load(goals + 2)
         if is_finite(top):
-            if size > _FEW:
+            if size > FEW:
                 levels = second_levels(low, tl.minimum(high, top))
                 sums = tl.sum(load_sums(second + row * tiles * _SECOND, tiles, TILES), axis=0)
                 low, high, size = bracket(sums, levels, least_goal, most_goal, low, high)
-            if (k > 0) & (size <= _FEW):
+            if (k > 0) & (size <= FEW):
                 high = top + 1
             if tile == 0:
                 tl.store(borders + row * 2, low)

@@ -10,10 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-import triton.language as tl
 
 from leadline.kernels.reference import sampling as reference
-from leadline.kernels.triton import sampling, sampling_draw
+from leadline.kernels.triton import sampling
 
 VOCAB = 1300  # three tiles, the last one partial
 
@@ -84,7 +83,7 @@ def test_flat_rows_are_searched_twice(
     device: torch.device, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Far more ids are kept than are listed, of distinct logits and of a few different ones."""
-    monkeypatch.setattr(sampling_draw, "_FEW", tl.constexpr(16))
+    monkeypatch.setattr(sampling, "_FEW", 16)
     flat = logits_of(1, spread=0.5)
     assert_same(torch.cat([flat, flat.bfloat16().float()]), device, **FLAT[cut])
 
