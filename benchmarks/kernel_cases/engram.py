@@ -31,6 +31,16 @@ def _make_hash(tokens: int, device: torch.device) -> tuple[Tensor, ...]:
     return history, *(table.to(device) for table in tables)
 
 
+def _make_history(tokens: int, device: torch.device) -> tuple[Any, ...]:
+    """A chunk of one request, or one row of each."""
+    groups = tokens if tokens <= 64 else 1
+    ids = torch.randint(0, V41_FLASH.vocab_size, (tokens,), dtype=torch.int32, device=device)
+    hist = torch.randint(-1, V41_FLASH.vocab_size, (groups, 3), dtype=torch.int32, device=device)
+    q_off = torch.arange(groups + 1, device=device) * (tokens // groups)
+    req_of_row = torch.arange(tokens, device=device) // (tokens // groups)
+    return ids, hist, req_of_row, q_off, _constants().token_map.to(device)
+
+
 def _make_gather(tokens: int, place: str, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     repeats = TABLE_ROWS // 2**14
     codes = torch.randint(0, 0x7F, (2**14, ROW), dtype=torch.uint8).repeat(repeats, 1)
@@ -53,7 +63,23 @@ def _make_inject(tokens: int, device: torch.device) -> tuple[Any, ...]:
 
 _PEERS = {1: 3.07, 8: 4.62, 64: 15.8, 4096: 1820.0}  # kernels.md 18.9
 
+_NO_IMAGES: dict[str, Any] = {"pad": 2, "image_token_id": -7}
+
 CASES = [
+    *(
+        Case(
+            kernel="12a",
+            op="engram_history",
+            shape=f"T={tokens}",
+            make=functools.partial(_make_history, tokens),
+            fused=functools.partial(engram.engram_history, **_NO_IMAGES),
+            twin=functools.partial(reference.engram_history, **_NO_IMAGES),
+            unfused=functools.partial(reference.engram_history, **_NO_IMAGES),
+            check=same,
+            bytes=tokens * (4 + 4 * 8 + 4 * 8 + 1),
+        )
+        for tokens in (1, 64, 8192)
+    ),
     *(
         Case(
             kernel="12a",

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import Case, Rate, relative_l2, same
+from benchmarks.kernel_cases.case import Case, Rate, relative_l2, same, within
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, norm, rope
 from leadline.kernels.reference import window as reference
+from leadline.kernels.triton import rope as rope_kernels
 from leadline.kernels.triton import window
 
 RANK, WIDTH, HALF, EPS = 1280, 512, 32, 1e-20
@@ -40,6 +41,11 @@ def _make(rows: int, rank: int, record: Record, device: torch.device) -> tuple[A
     place = torch.randperm(pages * PER_PAGE, device=device)[:rows]
     addresses = place // PER_PAGE, place % PER_PAGE
     return (down, *weights, *angles, RecordField(record, *field), *addresses)
+
+
+def _make_angles(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    positions = torch.randint(0, 2**20, (rows,), device=device)
+    return positions, rope.rope_frequencies(2 * HALF, 1e4).to(device)
 
 
 def _fused(down: Tensor, query_weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -178,8 +184,24 @@ def _commit(rows: int, groups: int) -> Case:
     )
 
 
+def _angles(rows: int) -> Case:
+    return Case(
+        kernel="4",
+        op="rope_angles",
+        shape=f"T={rows}",
+        make=partial(_make_angles, rows),
+        fused=rope_kernels.rope_angles,
+        twin=rope.rope_angles,
+        unfused=rope.rope_angles,
+        check=within(1e-6),
+        bytes=rows * (8 + 2 * 4 * HALF),
+        rate=Rate.FP32,
+    )
+
+
 CASES = [_down(rows) for rows in NORMS]
 CASES += [_store(rows, Record.FP8_32) for rows in NORMS]
 CASES += [_store(rows, record) for record in (Record.FP4_16, Record.FP4_32) for rows in (1, 8192)]
 CASES += [_plan(*step) for step in ((1, 1), (64, 64), (8192, 4))]
 CASES += [_commit(*step) for step in ((256, 256), (1024, 1), (8192, 4))]
+CASES += [_angles(rows) for rows in (1, 64, 8192)]

@@ -8,6 +8,50 @@ from torch import Tensor
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.quant import dequantize_fp8_32
 
+DEAD = -1
+"""Class of what takes no part in n-grams: images, what lies before a request, unknown ids."""
+
+
+def engram_history(
+    ids: Tensor,
+    hist: Tensor,
+    req_of_row: Tensor,
+    q_off: Tensor,
+    token_map: Tensor,
+    *,
+    pad: int,
+    image_token_id: int,
+) -> tuple[Tensor, Tensor]:
+    """What ``engram_hash`` mixes: classes of each row's id and of those before it (6.3).
+
+    Looking back ends at the first id that is dead, and never leaves the request: before a group's
+    first row it reads ``hist``.
+
+    Args:
+        ids: ``[m]`` int32.
+        hist: ``[g, n - 1]`` int32, ids before each group's first row, oldest first; -1 is none.
+        req_of_row: ``[m]`` int64, group of each row; -1 for padding.
+        q_off: ``[g + 1]`` int64, first row of each group.
+        token_map: ``[V]`` int64, class of each id; -1 where it has none.
+        pad: class that stands for what is dead.
+        image_token_id: an id without a class.
+
+    Returns:
+        ``[m, n]`` int64 classes, the row's own first; ``[m]`` bool, no image and no padding.
+    """
+    m, width = len(ids), hist.shape[1]
+    every = torch.cat((ids, hist.flatten()))
+    dead = (every < 0) | (every == image_token_id)
+    classes = token_map[every.long().clamp(min=0)].masked_fill(dead, DEAD)
+    group = req_of_row.clamp(min=0)
+    source = torch.arange(m, device=ids.device).unsqueeze(1)
+    source = source - torch.arange(width + 1, device=ids.device)
+    before = source - q_off[group].unsqueeze(1)  # below 0: in the history
+    in_history = m + group.unsqueeze(1) * width + width + before
+    history = classes[torch.where(before >= 0, source, in_history)]
+    blocked = (history == DEAD).cummax(1).values  # from the first dead one on
+    return history.masked_fill(blocked, pad), (history[:, 0] != DEAD) & (req_of_row >= 0)
+
 
 def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
     """Table rows of the n-grams that end at each row (6.3).

@@ -20,6 +20,7 @@ from leadline.kernels.triton import (
     logprobs,
     mhc,
     norm,
+    rope,
     router,
     sampling,
     selection,
@@ -31,6 +32,7 @@ IMPLEMENTATIONS = {
     op.__name__: op
     for op in (
         norm.rms_norm,
+        rope.rope_angles,
         mhc.mhc_coefficients,
         mhc.mhc_enter,
         mhc.mhc_expand,
@@ -56,6 +58,7 @@ IMPLEMENTATIONS = {
         router.route,
         experts.routed_experts,
         shared_expert.shared_expert,
+        engram.engram_history,
         engram.engram_hash,
         engram.engram_inject,
         engram.gather_rows,

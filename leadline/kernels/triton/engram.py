@@ -15,6 +15,79 @@ _SORTED_FROM = 12288  # rows of a host table from which shared translations pay 
 _HOST_PROGRAMS = 32  # enough to keep the bus busy; most of the GPU computes meanwhile
 
 
+def engram_history(
+    ids: Tensor,
+    hist: Tensor,
+    req_of_row: Tensor,
+    q_off: Tensor,
+    token_map: Tensor,
+    *,
+    pad: int,
+    image_token_id: int,
+) -> tuple[Tensor, Tensor]:
+    """Programs over blocks of rows."""
+    rows, look_back = len(ids), hist.shape[1] + 1
+    history = torch.empty(rows, look_back, dtype=torch.int64, device=ids.device)
+    live = torch.empty(rows, dtype=torch.bool, device=ids.device)
+    if rows:
+        block_rows = 32 if rows < _FEW_TOKENS else 128
+        _history[(triton.cdiv(rows, block_rows),)](
+            ids,
+            hist.contiguous(),
+            req_of_row,
+            q_off,
+            token_map,
+            history,
+            live,
+            rows,
+            pad,
+            image_token_id,
+            LOOK_BACK=look_back,
+            BLOCK_ROWS=block_rows,
+            num_warps=block_rows // 32,
+            **overlapped(),
+        )
+    return history, live
+
+
+@triton.jit
+def _history(
+    ids,
+    hist,
+    req_of_row,
+    q_off,
+    token_map,
+    history,
+    live,
+    rows,
+    pad,
+    image,
+    LOOK_BACK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    await_previous()
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inside = row < rows
+    request = tl.load(req_of_row + row, mask=inside, other=0)
+    group = tl.maximum(request, 0)
+    first = tl.load(q_off + group, mask=inside, other=0)
+    alive = inside
+    for back in tl.static_range(LOOK_BACK):
+        source = row - back
+        is_here = source >= first
+        before = hist + (group + 1) * (LOOK_BACK - 1) + source - first
+        token = tl.load(ids + source, mask=inside & is_here, other=-1)
+        token = tl.where(is_here, token, tl.load(before, mask=inside & ~is_here, other=-1))
+        named = inside & (token >= 0) & (token != image)
+        of_token = tl.load(token_map + token, mask=named, other=-1)
+        alive &= of_token >= 0
+        tl.store(
+            history + row.to(tl.int64) * LOOK_BACK + back, tl.where(alive, of_token, pad), inside
+        )
+        if back == 0:
+            tl.store(live + row, alive & (request >= 0), mask=inside)
+
+
 def engram_hash(history: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
     """All layers and columns in one launch, in int64 throughout."""
     rows, look_back = history.shape

@@ -13,6 +13,7 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.core.errors import ConfigError
 from leadline.kernels import ops
+from leadline.kernels.reference.engram import DEAD
 from leadline.models.batch import ForwardBatch
 from leadline.models.common.parameters import Parameters
 from leadline.weights.source import EngramTable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _LONE_SPACE = "\ue000"
-_DEAD = -1
 
 
 def compressed_token_map(tokenizer: Tokenizer) -> list[int]:
@@ -127,7 +127,7 @@ class EngramHash:
                     f"engram_vocab_size {config.engram_vocab_size} sum to {sum(row)}"
                 )
         # Ids of the vocabulary that the tokenizer lacks have no class; a model may still draw one.
-        undefined = [_DEAD] * (config.vocab_size - len(token_map))
+        undefined = [DEAD] * (config.vocab_size - len(token_map))
         self.pad = token_map[config.engram_pad_token_id]
         self.image_token_id = config.image_token_id
         self.token_map = torch.tensor([*token_map, *undefined], device=device)
@@ -140,26 +140,16 @@ class EngramHash:
 
         Look-back never leaves the request: before a group's first row it reads ``batch.hist``.
         """
-        look_back = self.multipliers.shape[1]
-        ids = torch.cat((self._classes(batch.ids), self._classes(batch.hist).flatten()))
-        m, device = len(batch.ids), batch.ids.device
-        group = batch.req_of_row.clamp(min=0)
-        back = torch.arange(look_back, device=device)
-        source = torch.arange(m, device=device).unsqueeze(1) - back
-        before = source - batch.q_off[group].unsqueeze(1)  # below 0: in the history
-        width = batch.hist.shape[1]
-        in_history = m + group.unsqueeze(1) * width + width + before
-        history = ids[torch.where(before >= 0, source, in_history)]
-        blocked = (history == _DEAD).cummax(1).values  # from the first blocked one on
-        rows = ops.engram_hash(
-            history.masked_fill(blocked, self.pad), self.multipliers, self.primes, self.offsets
+        history, live = ops.engram_history(
+            batch.ids,
+            batch.hist,
+            batch.req_of_row,
+            batch.q_off,
+            self.token_map,
+            pad=self.pad,
+            image_token_id=self.image_token_id,
         )
-        return rows, (history[:, 0] != _DEAD) & (batch.req_of_row >= 0)
-
-    def _classes(self, ids: Tensor) -> Tensor:
-        """Compressed ids; image tokens and absent positions are dead."""
-        dead = (ids < 0) | (ids == self.image_token_id)
-        return self.token_map[ids.long().clamp(min=0)].masked_fill(dead, _DEAD)
+        return ops.engram_hash(history, self.multipliers, self.primes, self.offsets), live
 
 
 @dataclass(frozen=True, slots=True)

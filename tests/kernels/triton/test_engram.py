@@ -36,6 +36,23 @@ def test_hash_with_the_official_constants(device: torch.device, rows: int) -> No
     assert torch.equal(actual, reference.engram_hash(history, *tables))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 9, 130])
+def test_history_of_requests_images_and_padding(device: torch.device, rows: int) -> None:
+    """Groups of any length, histories in part, ids without a class, and rows of no request."""
+    sizes = [rows // 3, 0, rows - rows // 3]
+    q_off = torch.tensor([0, *sizes]).cumsum(0).to(device)
+    req_of_row = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)).to(device)
+    req_of_row[-2:] = -1
+    ids = torch.randint(0, 40, (rows,), dtype=torch.int32, device=device)
+    hist = torch.randint(-1, 40, (3, 3), dtype=torch.int32, device=device)
+    token_map = torch.randint(-1, 20, (40,), device=device)
+    arguments = (ids, hist, req_of_row, q_off, token_map)
+    history, live = engram.engram_history(*arguments, pad=5, image_token_id=7)
+    wanted = reference.engram_history(*arguments, pad=5, image_token_id=7)
+    assert torch.equal(history, wanted[0])
+    assert torch.equal(live, wanted[1])
+
+
 def make_table(device: torch.device, rows: int, width: int = 64) -> tuple[Tensor, Tensor]:
     """A packed table of every finite code and scales from subnormal to large."""
     codes = torch.randint(0, 256, (rows, width), dtype=torch.uint8)
