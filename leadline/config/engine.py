@@ -128,8 +128,8 @@ class EngineConfig:
             that copy: engines of one host share it, and it stays there until its files are removed.
         kernel_backend: what runs the operations of a forward: ``auto`` takes what is fastest and
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
-            bfloat16 on a GPU, which ``auto`` does not take yet; behind it ``OP=BACKEND`` for single
-            ones, as in ``auto,route=reference``.
+            bfloat16 on a GPU; behind it ``OP=BACKEND`` for single ones, as in
+            ``auto,route=reference``.
         max_model_len: longest sequence; None takes the checkpoint's, lowered to what fits.
         quantize_activations: whether inputs of packed weights are quantised to MXFP8 as the
             model specification says; off is for parity runs.
