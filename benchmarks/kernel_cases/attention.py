@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies, rotate
 from leadline.kernels.triton import attention
 
-WIDTH, ROPE, WINDOW, SELECTED, RING, PER_PAGE = 512, 64, 128, 512, 256, 128
+HEADS, WIDTH, ROPE, WINDOW, SELECTED, RING, PER_PAGE = 64, 512, 64, 128, 512, 256, 128
 CONTEXT = 50_000  # entries: 100K tokens at ratio 2
 _MAX_GROUPS = 32  # more rows than that are a prefill of one request
 
@@ -105,10 +107,36 @@ def _unfused(
     return rotate(weights @ keys, cos, sin, inverse=True)
 
 
+def _with_lse(attend: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Outputs, and the logarithms of what they were divided by."""
+    q = arguments[0]
+    lse = torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
+    return attend(*arguments, exact_rounding=False, lse=lse), lse
+
+
+def _check_with_lse(actual: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> float:
+    torch.testing.assert_close(actual[1], wanted[1], rtol=0, atol=1e-4)
+    return within(4e-3)(actual[0], wanted[0])
+
+
+def _lse_case(rows: int) -> Case:
+    """The case of so many rows with the optional output."""
+    plain = _case(rows)
+    return dataclasses.replace(
+        plain,
+        shape=f"{plain.shape},lse",
+        fused=functools.partial(_with_lse, attention.sparse_attention),
+        twin=functools.partial(_with_lse, reference.sparse_attention),
+        check=_check_with_lse,
+        bytes=plain.bytes + rows * HEADS * 4,
+        unfused=None,
+    )
+
+
 def _case(
     rows: int,
     *,
-    heads: int = 64,
+    heads: int = HEADS,
     window: Record = Record.FP8_32,
     kv: Record | None = Record.FP4_16,
     peers: dict[str, float] | None = None,
@@ -150,4 +178,5 @@ CASES = [
     *(_case(rows, heads=16, target_share=0.6) for rows in (8, 64, 512)),
     _case(1, kv=None, peers={"FlashMLA decode": 12.1}),
     _case(128, kv=None, peers={"FlashMLA decode": 15.8}),
+    *(_lse_case(rows) for rows in (1, 128)),
 ]

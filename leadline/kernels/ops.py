@@ -599,6 +599,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Attention over window rows and selected entries in one softmax, K = V (3.7).
 
@@ -620,6 +621,10 @@ def sparse_attention(
         exact_rounding: with bf16 activations, round probabilities in 64-slot blocks as the
             reference program does. For the reference: backends that fuse the softmax choose
             their own blocks.
+        lse: ``[m, H]`` wide, contiguous; receives ``ln sum exp(score)`` over the keys of a row, the
+            sink not being one: -inf without keys. For ranks that each hold a part of a context:
+            attending with sinks of -inf, they merge by
+            ``sum_i exp(lse_i) out_i / (sum_i exp(lse_i) + exp(sink))``. None for none.
 
     Returns:
         ``[m, H, d]`` activations; a row without keys gives 0.
@@ -637,6 +642,7 @@ def sparse_attention(
         selected,
         sink,
         exact_rounding=exact_rounding,
+        lse=lse,
     )
 
 

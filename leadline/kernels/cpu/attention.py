@@ -45,6 +45,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Row by row: gather and unpack the keys once for all heads, then a softmax of each head.
 
@@ -66,13 +67,14 @@ def sparse_attention(
                 selected,
                 sink,
                 exact_rounding=exact_rounding,
+                lse=lse,
             )
         values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
     else:
         selected = window_index[:, :0]
     seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
     found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
-    out = np.empty(q.shape, np.float32)
+    out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
         cos,
@@ -87,7 +89,10 @@ def sparse_attention(
         selected,
         sink,
         out,
+        logs,
     )
+    if lse is not None:
+        lse.copy_(torch.from_numpy(logs))
     return torch.from_numpy(out)
 
 
@@ -120,8 +125,12 @@ def _attend_head(
     sink: Real,
     weights: F1,
     out: F1,
-) -> None:
-    """Softmax of one scaled query over ``keys [n, d]``, which are the values too."""
+) -> Real:
+    """Softmax of one scaled query over ``keys [n, d]``, which are the values too.
+
+    Returns:
+        The logarithm of the weights' sum before the sink is added.
+    """
     count, width = keys.shape
     top = np.float32(-1e30)
     for j in range(count):
@@ -130,7 +139,7 @@ def _attend_head(
             dot += q[i] * keys[j, i]
         weights[j] = dot
         top = max(top, dot)
-    total = math.exp(sink - top)
+    total = np.float32(0)
     for i in range(width):
         out[i] = 0
     for j in range(count):
@@ -138,10 +147,12 @@ def _attend_head(
         total += weight
         for i in range(width):
             out[i] += weight * keys[j, i]
-    if total == 0:  # no key, and a sink of -inf
-        total = 1.0
+    whole = total + math.exp(sink - top)
+    if whole == 0:  # no key, and a sink of -inf
+        whole = np.float32(1)
     for i in range(width):
-        out[i] /= total
+        out[i] /= whole
+    return top + np.log(total)
 
 
 @kernel
@@ -159,6 +170,7 @@ def _attend(
     selected: I2,
     sink: F1,
     out: F3,
+    lse: F2,
 ) -> None:
     rows, heads, width = q.shape
     slots = window_index.shape[1] + selected.shape[1]
@@ -186,5 +198,5 @@ def _attend(
             rotate_row(q[r, h], cos[r], sin[r], turned)
             for i in range(width):
                 turned[i] *= scale
-            _attend_head(turned, keys[:count], sink[h], weights, out[r, h])
+            lse[r, h] = _attend_head(turned, keys[:count], sink[h], weights, out[r, h])
             rotate_row(out[r, h], cos[r], back, out[r, h])

@@ -30,6 +30,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Row blocks bound the gathered keys; rows are independent of each other."""
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
@@ -58,21 +59,23 @@ def sparse_attention(
         turned = rotate(q[rows], cos[rows], sin[rows])
         scores = widen(turned) @ widen(keys).transpose(1, 2) * q.shape[2] ** -0.5
         scores = torch.where(valid.unsqueeze(1), scores, -torch.inf)
-        attended = core(scores, widen(keys), sink).to(q.dtype)
+        sums, total, highest = core(scores, widen(keys))
+        if lse is not None:
+            lse[rows] = (highest + total.log()).squeeze(2)
+        attended = _divide(sums, total + (sink.unsqueeze(-1) - highest).exp()).to(q.dtype)
         outputs.append(rotate(attended, cos[rows], sin[rows], inverse=True))
     return torch.cat(outputs)
 
 
-def _plain_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
-    """Without the reference's roundings."""
+def _plain_softmax(scores: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted sums of keys, sums of weights, and the scores whose weight is 1."""
     highest = scores.amax(-1, keepdim=True).clamp(min=-1e30)
     weights = (scores - highest).exp()
-    total = weights.sum(-1, keepdim=True) + (sink.unsqueeze(-1) - highest).exp()
-    return _divide(weights @ keys, total)
+    return weights @ keys, weights.sum(-1, keepdim=True), highest
 
 
-def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
-    """Online softmax in blocks of 64 slots; probabilities are rounded to bf16 (v41-model 3.7)."""
+def _blocked_softmax(scores: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same online in blocks of 64 slots; weights of sums are bf16 (v41-model 3.7)."""
     highest = torch.full_like(scores[..., :1], -1e30)
     total = torch.zeros_like(highest)
     output = torch.zeros_like(scores[..., :1] * keys[:, :1])
@@ -85,7 +88,7 @@ def _blocked_softmax(scores: Tensor, keys: Tensor, sink: Tensor) -> Tensor:
         total = total * shrink + weights.sum(-1, keepdim=True)
         output = output * shrink + weights.bfloat16().float() @ key
         highest = raised
-    return _divide(output, total + (sink.unsqueeze(-1) - highest).exp())
+    return output, total, highest
 
 
 def _divide(output: Tensor, total: Tensor) -> Tensor:

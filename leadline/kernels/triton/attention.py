@@ -22,6 +22,7 @@ from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
 _PART = 32  # slots: the least that a program of its own attends to
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
 _UNIT = unpack.UNIT
 
 
@@ -39,6 +40,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """A program for up to 64 heads of a row; few rows are split over their keys and merged.
 
@@ -88,6 +90,7 @@ def sparse_attention(
         partial,
         tops,
         totals,
+        lse,
         rows,
         heads,
         q.stride(0),
@@ -121,6 +124,7 @@ def sparse_attention(
             sin,
             sink,
             out,
+            lse,
             splits,
             width,
             cos.shape[1],
@@ -172,6 +176,7 @@ def _attend(
     partial,
     tops,
     totals,
+    lse,
     num_rows,
     num_heads,
     q_row,
@@ -270,6 +275,8 @@ def _attend(
             result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
             at = out + (row * num_heads + head[:, None]) * WIDTH + channel
             tl.store(at, result, mask=is_head[:, None])
+            if lse is not None:
+                tl.store(lse + row * num_heads + head, _log_sum(top, total), mask=is_head)
         query = tl.zeros([HEADS, WIDTH], tl.bfloat16)
         following = row + tl.num_programs(0)
         if following < num_rows:
@@ -322,6 +329,12 @@ def _finish(sums, top, total, sink, cos, sin, row, WIDTH: tl.constexpr, PAIRS: t
 
 
 @triton.jit
+def _log_sum(top, total):
+    """What a running maximum of base 2 and its denominator stand for; -inf without keys."""
+    return (top + tl.log2(total)) * _LN_2
+
+
+@triton.jit
 def _angles(cos, sin, row, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
     """Cosines and sines ``[1, WIDTH / 2]`` of all channel pairs; those in front do not turn."""
     pair = tl.arange(0, WIDTH // 2) - (WIDTH // 2 - PAIRS)
@@ -348,6 +361,7 @@ def _merge(
     sin,
     sink,
     out,
+    lse,
     num_splits,
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -370,6 +384,8 @@ def _merge(
     bias = tl.load(sink + head)
     result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
     tl.store(out + place * WIDTH + channel, result)
+    if lse is not None:
+        tl.store(lse + place + tl.arange(0, 1), _log_sum(top, total))
 
 
 _KEY = ("rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "SPLIT")

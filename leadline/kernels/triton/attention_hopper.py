@@ -41,6 +41,7 @@ WIDTH, ROTATED = 512, 64
 _WIDTH = gl.constexpr(WIDTH)
 _HEADS = gl.constexpr(64)  # of a program; the last stands in for those that are missing
 _LOG2_E = gl.constexpr(1.4426950408889634)
+_LN_2 = gl.constexpr(0.6931471805599453)
 _SLACK = gl.constexpr(24.0)
 
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
@@ -75,6 +76,7 @@ class _Ends(NamedTuple):
     partial: Any
     tops: Any
     totals: Any
+    lse: Any
 
 
 @gluon.jit(
@@ -106,6 +108,7 @@ def attend(
     partial,
     tops,
     totals,
+    lse,
     num_rows,
     num_heads,
     q_row,
@@ -133,7 +136,7 @@ def attend(
     first = gl.program_id(1) * parts_per_split
     blocks = (gl.minimum(parts_per_split, num_blocks - first) + 1) // 2 * 2
     work = Work(num_rows, num_heads, first, blocks, window_blocks)
-    ends = _Ends(q, cos, sin, sink, out, partial, tops, totals)
+    ends = _Ends(q, cos, sin, sink, out, partial, tops, totals, lse)
     query = gl.allocate_shared_memory(gl.bfloat16, [1, _HEADS, _WIDTH], _BF16)
     keys = new_ring(2)
     weights = _Weights(
@@ -264,6 +267,9 @@ def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr)
             weights.shrinks.index(weights_turn % 2).store(factor)
             rings.arrive(weights.full, weights_turn)
             weights_turn += 1
+            if ends.lse is not None:
+                log_sum = (top + gl.log2(total)) * _LN_2
+                gl.store(ends.lse + row * work.num_heads + head, log_sum, mask=is_head)
             factor = gl.convert_layout(factor, _OF_SUMS)
             _store(sums * factor[:, None], ends, row, work.num_heads, 0)
 

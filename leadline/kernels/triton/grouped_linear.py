@@ -7,7 +7,7 @@ from torch import Tensor
 from leadline.kernels.packed import Weight
 from leadline.kernels.reference import linear as reference
 from leadline.kernels.triton.linear import as_group, is_fp8, linear
-from leadline.kernels.triton.packed_matmul import packed_matmul
+from leadline.kernels.triton.packed_matmul import chained_matmul, packed_matmul
 
 
 def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
@@ -19,9 +19,8 @@ def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
 
 
 def output_projection(x: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
-    """Between the products, rows are rounded for the second one where the first one ends."""
+    """The first product ends with what the second one wants of its input."""
     grouped = x.flatten(1).unflatten(1, (wo_a.shape[0], -1))
     if not (is_fp8(wo_a) and is_fp8(wo_b)):
         return linear(grouped_linear(grouped, wo_a).flatten(1), wo_b)
-    z = packed_matmul(grouped, wo_a, rounds_output=wo_b.quantizes_input)
-    return packed_matmul(z.unsqueeze(1), as_group(wo_b), input_rounded=True)
+    return chained_matmul(grouped, wo_a, as_group(wo_b))

@@ -4,8 +4,9 @@ A decode step waits for the weights' bytes, so they are read once, as bytes. Few
 FP8 tensor cores (``streamed_matmul``); for more, and on other GPUs, they become bf16 in registers:
 bit moves and one multiplication by the tile's scale. Many programs share a small matrix, along the
 input too; their partial sums are added in order by a second launch, which also applies what follows
-the product. Long prompts wait for arithmetic instead: the weights are written out as bf16 once a
-call, which costs a few percent, and multiplied by torch.
+the product, up to the form in which the next product takes its input. Long prompts wait for
+arithmetic instead: the weights are written out as bf16 once a call, which costs a few percent, and
+multiplied by torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,22 @@ from triton.language.target_info import cuda_capability_geq
 
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED, await_previous, overlapped, processors
+from leadline.kernels.triton.launch import (
+    INTERPRETED,
+    await_previous,
+    hold_next,
+    overlapped,
+    processors,
+)
 from leadline.kernels.triton.quant import on_fp8_32_grid, round_trip_fp8_32
-from leadline.kernels.triton.streamed_matmul import streamed_matmul, streams
+from leadline.kernels.triton.streamed_matmul import (
+    Operand,
+    encode,
+    layout,
+    store_operand,
+    streamed_matmul,
+    streams,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +78,66 @@ _SHRINK = tl.constexpr(20)
 _GROW = tl.constexpr(2.0**20)
 
 
-def packed_matmul(
-    x: Tensor,
-    weight: PackedWeight,
-    *,
-    input_rounded: bool = False,
-    rounds_output: bool = False,
-    swiglu_limit: float | None = None,
-) -> Tensor:
+def packed_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
     """``x W^T`` for each group, summed in float32.
 
     Args:
         x: ``[m, G, in]`` bf16.
         weight: FP8_BLOCK32 ``[G, out, in]`` without NaN (loading refuses them); ``out`` a multiple
             of 32 where there are several groups.
-        input_rounded: ``x`` has the values to which the weight wants its input rounded.
-        rounds_output: quantise the result to MXFP8 and back.
-        swiglu_limit: clamped SwiGLU of the rounded product, gate rows first; None for none.
 
     Returns:
-        ``[m, G out]`` bf16, ``[m, out / 2]`` behind SwiGLU.
+        ``[m, G out]`` bf16.
+    """
+    tokens, groups, _ = x.shape
+    if not tokens:
+        return x.new_empty(0, groups * weight.codes.shape[1])
+    return _add(_multiply(x, weight))
+
+
+def chained_matmul(
+    x: Tensor, first: PackedWeight, second: PackedWeight, *, swiglu_limit: float | None = None
+) -> Tensor:
+    """A product of a product; the first one ends with what the second wants of its input.
+
+    Args:
+        x: ``[m, G, in]`` bf16.
+        first: as of ``packed_matmul``.
+        second: likewise, ``[1, out, G first's out]``, or half as wide behind SwiGLU.
+        swiglu_limit: clamped SwiGLU of the first product, gate rows first; None for none.
+
+    Returns:
+        ``[m, out]`` bf16.
+    """
+    tokens = len(x)
+    if not tokens:
+        return x.new_empty(0, second.codes.shape[1])
+    parts = _multiply(x, first)
+    if _is_streamed(tokens, second):
+        operand = Operand.empty(tokens, second)
+        _launch_add(parts, operand.codes, operand.powers, layout(second), swiglu_limit=swiglu_limit)
+        return _add(streamed_matmul(operand, second).flatten(2))
+    hidden = x.new_empty(tokens, 1, second.codes.shape[2])
+    _launch_add(parts, hidden, rounds=second.quantizes_input, swiglu_limit=swiglu_limit)
+    return _add(_multiply(hidden, second, input_rounded=True))
+
+
+def _is_streamed(tokens: int, weight: PackedWeight) -> bool:
+    return _has_fp8_tensor_cores() and streams(tokens, weight)
+
+
+def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -> Tensor:
+    """Partial sums ``[splits, m, G out]``: float32, or the only one, bf16.
+
+    Args:
+        x: ``[m, G, in]`` bf16, m at least 1.
+        weight: of the product.
+        input_rounded: ``x`` has the values to which the weight wants its input rounded.
     """
     tokens, groups, _ = x.shape
     rows = weight.codes.shape[1]
-    if not tokens:
-        return x.new_empty(0, groups * rows // (1 if swiglu_limit is None else 2))
-    if _has_fp8_tensor_cores() and streams(tokens, weight):
-        parts = streamed_matmul(x, weight)
-        return _finish(parts.flatten(2), rounds_output, swiglu_limit)
+    if _is_streamed(tokens, weight):
+        return streamed_matmul(encode(x, weight), weight).flatten(2)
     rounds_input = weight.quantizes_input and not input_rounded
     if rounds_input and tokens > _ROUNDED_ON_THE_WAY:
         x, rounds_input = round_trip_fp8_32(x), False
@@ -101,7 +147,7 @@ def packed_matmul(
         torch.bmm(x.transpose(0, 1), matrices, out=parts[0].transpose(0, 1))
     else:
         parts = _multiply_tiles(x, weight, rounds_input)
-    return _finish(parts.flatten(2), rounds_output, swiglu_limit)
+    return parts.flatten(2)
 
 
 def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tensor:
@@ -121,7 +167,7 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
     )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
-    _multiply[(*blocks, splits)](
+    _multiply_tile[(*blocks, splits)](
         x,
         weight.codes,
         weight.scales,
@@ -176,7 +222,7 @@ def _has_fp8_tensor_cores() -> bool:
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _multiply(
+def _multiply_tile(
     x,
     codes,
     scales,
@@ -277,17 +323,42 @@ def _shrunken_bf16(codes, exponents):
     return bits * (factor << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
-def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
-    """Partial sums ``[splits, m, n]`` -> ``[m, n]`` bf16, or ``[m, n / 2]`` behind SwiGLU."""
-    if len(parts) == 1 and not rounds and swiglu_limit is None:
+def _add(parts: Tensor) -> Tensor:
+    """Partial sums ``[splits, m, n]`` -> ``[m, n]`` bf16."""
+    if len(parts) == 1:
         return parts[0]
+    out = parts.new_empty(parts.shape[1:], dtype=torch.bfloat16)
+    _launch_add(parts, out)
+    return out
+
+
+def _launch_add(
+    parts: Tensor,
+    out: Tensor,
+    powers: Tensor | None = None,
+    operand_layout: tuple[int, int] = (1, 32),
+    *,
+    rounds: bool = False,
+    swiglu_limit: float | None = None,
+) -> None:
+    """Partial sums ``[splits, m, n]`` to ``out [m, n]``, or ``[m, n / 2]`` behind SwiGLU.
+
+    Args:
+        parts: float32 or bf16.
+        out: bf16, or codes of an ``Operand``.
+        powers: of the operand.
+        operand_layout: likewise.
+        rounds: quantise ``out`` to MXFP8 and back; an operand is quantised anyway.
+        swiglu_limit: None for no SwiGLU.
+    """
     splits, tokens, width = parts.shape
     out_width = width if swiglu_limit is None else width // 2
-    out = parts.new_empty(tokens, out_width, dtype=torch.bfloat16)
+    terms, scaled = operand_layout
     block = 256 if splits > 1 else 1024
     _add_parts[(tokens, triton.cdiv(out_width, block))](
         parts,
         out,
+        powers,
         splits,
         tokens,
         out_width,
@@ -295,17 +366,19 @@ def _finish(parts: Tensor, rounds: bool, swiglu_limit: float | None) -> Tensor:
         SPLITS=triton.next_power_of_2(splits),
         SWIGLU=swiglu_limit is not None,
         ROUNDS=rounds,
+        TERMS=terms,
+        SCALED=scaled,
         BLOCK=block,
         num_warps=2,
         **overlapped(),
     )
-    return out
 
 
 @triton.jit(do_not_specialize=["splits", "num_tokens"])
 def _add_parts(
     parts,
     out,
+    powers,
     splits,
     num_tokens,
     out_width,
@@ -313,6 +386,8 @@ def _add_parts(
     SPLITS: tl.constexpr,
     SWIGLU: tl.constexpr,
     ROUNDS: tl.constexpr,
+    TERMS: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The sum of a token's parts, rounded to bf16, and what follows it."""
@@ -321,7 +396,10 @@ def _add_parts(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < out_width
     mask = inside & (split < splits)
-    await_previous()
+    if powers is None:
+        await_previous()
+    else:
+        hold_next()
     if SWIGLU:
         at = parts + (split * num_tokens + token) * 2 * out_width + channel
         gate = _rounded_sum(at, mask)
@@ -334,7 +412,11 @@ def _add_parts(
     result = to_bf16(value)
     if ROUNDS:
         result = on_fp8_32_grid(result.to(tl.float32).reshape(1, BLOCK)).reshape(BLOCK)
-    tl.store(out + token * out_width + channel, result, mask=inside)
+    if powers is None:
+        tl.store(out + token * out_width + channel, result, mask=inside)
+    else:
+        part = tl.program_id(1)
+        store_operand(result, out, powers, 0, token, num_tokens, part, out_width, TERMS, SCALED)
 
 
 @triton.jit

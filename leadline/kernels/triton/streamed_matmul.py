@@ -56,6 +56,38 @@ _LEAST_COLUMNS = 16  # of FP8 matrix instructions that read both operands from s
 _ENCODED = 512
 
 
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Tokens as a weight meets them, of whichever kernel wrote them.
+
+    Attributes:
+        codes: ``[G, m terms, in]`` E4M3, uint8; the terms of a token one after the other.
+        powers: scales of so many codes, ``[G, ceil(in / block), m terms]`` float32: those of a
+            step's columns lie together.
+    """
+
+    codes: Tensor
+    powers: Tensor
+
+    @staticmethod
+    def empty(tokens: int, weight: PackedWeight) -> Operand:
+        """To be written by ``store_operand`` with the ``layout`` of the weight."""
+        terms, block = layout(weight)
+        groups, _, width = weight.codes.shape
+        lines = tokens * terms
+        powers = groups, triton.cdiv(width, block), lines
+        device = weight.codes.device
+        return Operand(
+            torch.empty(groups, lines, width, dtype=torch.uint8, device=device),
+            torch.empty(powers, dtype=torch.float32, device=device),
+        )
+
+
+def layout(weight: PackedWeight) -> tuple[int, int]:
+    """Codes for each value of a token, and channels that share a scale."""
+    return (1 if weight.quantizes_input else 2), (128 if weight.aligned else 32)
+
+
 def streams(tokens: int, weight: PackedWeight) -> bool:
     """Whether ``streamed_matmul`` is the fastest way, on a GPU that has it."""
     if weight.aligned:
@@ -63,22 +95,21 @@ def streams(tokens: int, weight: PackedWeight) -> bool:
     return tokens <= (8 if weight.quantizes_input else 4)
 
 
-def streamed_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
+def streamed_matmul(x: Operand, weight: PackedWeight) -> Tensor:
     """``x W^T`` for each group, in parts yet to be added.
 
     Args:
-        x: ``[m, G, in]`` bf16, m at least 1; rounded to MXFP8 if the weight wants that.
+        x: at least one token, as ``encode`` makes it for this weight.
         weight: as ``packed_matmul`` takes it.
 
     Returns:
         ``[parts, m, G, out]`` float32, or bf16 where there is one part.
     """
-    tokens, groups, width = x.shape
-    rows = weight.codes.shape[1]
-    block = 128 if weight.aligned else 32
-    terms = 1 if weight.quantizes_input else 2
+    groups, rows, width = weight.codes.shape
+    terms, block = layout(weight)
+    tokens = x.codes.shape[1] // terms
     row_blocks = groups * triton.cdiv(rows, _ROWS)
-    resident = _RESIDENT * processors(x.device)
+    resident = _RESIDENT * processors(weight.codes.device)
     lines = triton.next_power_of_2(tokens) * terms
     # Of blocks of 32, more than 4 lines would have too many columns in a long step.
     if lines <= _LONG.lines * block // 128 and row_blocks <= resident:
@@ -91,17 +122,15 @@ def streamed_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
     most = max(resident // (row_blocks * line_blocks), 1)
     splits = next(n for n in range(min(most, steps), 0, -1) if steps % n == 0)
 
-    codes, powers = _encode(x, terms, block, line_blocks * lines)
     dtype = torch.float32 if splits > 1 else torch.bfloat16
-    parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
+    parts = x.powers.new_empty(splits, tokens, groups, rows, dtype=dtype)
     _stream[(line_blocks, row_blocks, splits)](
-        codes.view(torch.float8_e4m3fn),
-        powers,
+        x.codes.view(torch.float8_e4m3fn),
+        x.powers,
         weight.codes.view(torch.float8_e4m3fn),
         weight.scales,
         parts,
         tokens,
-        line_blocks * lines,
         rows,
         WIDTH=width,
         GROUPS=groups,
@@ -118,33 +147,29 @@ def streamed_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
     return parts
 
 
-def _encode(x: Tensor, terms: int, block: int, lines: int) -> tuple[Tensor, Tensor]:
-    """Codes ``[G, m terms, in]`` and the scale of each ``block`` of them.
-
-    Scales are ``[G, in / block, lines]`` float32: those of a step's columns lie together.
-    """
+def encode(x: Tensor, weight: PackedWeight) -> Operand:
+    """bf16 ``[m, G, in]``, rounded to MXFP8 if the weight wants that."""
     tokens, groups, width = x.shape
+    terms, block = layout(weight)
     x = x if x.stride(2) == 1 else x.contiguous()
-    codes = x.new_empty(groups, tokens * terms, width, dtype=torch.uint8)
-    powers = x.new_empty(groups, triton.cdiv(width, block), lines, dtype=torch.float32)
+    operand = Operand.empty(tokens, weight)
     _encode_tokens[(tokens, groups, triton.cdiv(width, _ENCODED))](
         x,
-        codes,
-        powers,
+        operand.codes,
+        operand.powers,
         x.stride(0),
         x.stride(1),
         width,
-        lines,
         TERMS=terms,
         SCALED=block,
         BLOCK=_ENCODED,
         num_warps=2,
         **overlapped(),
     )
-    return codes, powers
+    return operand
 
 
-@triton.jit(do_not_specialize=["num_lines"])
+@triton.jit
 def _encode_tokens(
     x,
     codes,
@@ -152,7 +177,6 @@ def _encode_tokens(
     x_stride,
     x_group_stride,
     width,
-    num_lines,
     TERMS: tl.constexpr,
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -160,31 +184,65 @@ def _encode_tokens(
     """Some channels of one token's group."""
     token, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channel = part * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < width
     hold_next()
     at = x + token.to(tl.int64) * x_stride + group * x_group_stride + channel
-    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(at, mask=channel < width, other=0.0)
+    num_tokens = tl.num_programs(0)
+    store_operand(value, codes, powers, group, token, num_tokens, part, width, TERMS, SCALED)
+
+
+@triton.jit
+def store_operand(
+    value,
+    codes,
+    powers,
+    group,
+    token,
+    num_tokens,
+    part,
+    width,
+    TERMS: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Write a part of a token's group to an ``Operand``.
+
+    Args:
+        value: ``[n]`` bf16 from channel ``part n`` on, 0 behind the last; rounded to MXFP8 first if
+            one code is to stand for it.
+        codes: of the operand, and what follows likewise.
+        powers: in its ``layout``.
+        group: of the weight.
+        token: whose value it is.
+        num_tokens: of the operand.
+        part: which of the parts.
+        width: channels of a group.
+        TERMS: codes for a value.
+        SCALED: channels that share a scale.
+    """
+    BLOCK: tl.constexpr = value.shape[0]
+    value = value.to(tl.float32)
     if TERMS == 1:
         value = on_fp8_32_grid(value.reshape(1, BLOCK)).to(tl.float32)
     value = value.reshape(BLOCK // SCALED, SCALED)
     exponent = fp8_32_scale(absmax(value, 1))
     value = value * reciprocal_of_scale(exponent)[:, None]
     power = decode_ue8m0(exponent)
+    channel = part * BLOCK + tl.arange(0, BLOCK)
     column = part * (BLOCK // SCALED) + tl.arange(0, BLOCK // SCALED)
     columns = tl.cdiv(width, SCALED)
-    line = token * TERMS
-    at_code = codes + (group * tl.num_programs(0) * TERMS + line).to(tl.int64) * width + channel
+    num_lines, line = num_tokens * TERMS, token * TERMS
+    at_code = codes + (group * num_lines + line).to(tl.int64) * width + channel
     at_power = powers + (group * columns + column) * num_lines + line
     for term in tl.static_range(TERMS):
         code = encode_e4m3(value)
-        tl.store(at_code + term * width, code.reshape(BLOCK), mask=inside)
+        tl.store(at_code + term * width, code.reshape(BLOCK), mask=channel < width)
         tl.store(at_power + term, power, mask=column < columns)
         # What is left has at most four bits: exact but for the smallest magnitudes of a block.
         value = (value - decode_e4m3(code)) * 16.0
         power *= 0.0625
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_lines"])
+@triton.jit(do_not_specialize=["num_tokens"])
 def _stream(
     x_codes,
     x_powers,
@@ -192,7 +250,6 @@ def _stream(
     scales,
     parts,
     num_tokens,
-    num_lines,
     num_rows,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -217,12 +274,13 @@ def _stream(
     channel = tl.arange(0, BLOCK_K)
     column = tl.arange(0, COLUMNS)
     block, line = column // LINES, tl.program_id(0) * LINES + column % LINES
-    live = line < num_tokens * TERMS
+    num_lines = num_tokens * TERMS
+    live = line < num_lines
     own = live[:, None] & (channel[None, :] // SCALED == block[:, None])
 
     stored_row = tl.minimum(row, num_rows - 1)
     at_code = codes + (group * num_rows + stored_row)[:, None].to(tl.int64) * WIDTH + channel
-    at_x = x_codes + (group * num_tokens * TERMS + line)[:, None].to(tl.int64) * WIDTH + channel
+    at_x = x_codes + (group * num_lines + line)[:, None].to(tl.int64) * WIDTH + channel
     at_power = x_powers + group * x_columns * num_lines + line
     tile = tl.minimum(row_block * (BLOCK_N // 32) + tl.arange(0, BLOCK_N // 32), tile_rows - 1)
     at_scale = scales + (group * tile_rows + tile)[:, None] * tile_columns

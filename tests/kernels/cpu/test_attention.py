@@ -12,6 +12,7 @@ from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
+from leadline.kernels.registry import Kernels
 from tests.kernels.cpu.conftest import Both
 
 HEADS, WIDTH = 3, 64
@@ -50,6 +51,16 @@ def attend(both: Both, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_sparse_attention(both: Both, rows: int, record: Record | None) -> None:
     torch.testing.assert_close(*attend(both, case(rows, record)), rtol=2e-5, atol=2e-6)
+
+
+def test_lse(numba_kernels: Kernels) -> None:
+    arguments = case(7, Record.FP4_16).values()
+    fast, wanted = torch.full((2, 7, HEADS), torch.nan)
+    with numba_kernels.active():
+        ops.sparse_attention(*arguments, exact_rounding=True, lse=fast)
+    ops.sparse_attention(*arguments, exact_rounding=True, lse=wanted)
+    assert (fast[3] == -torch.inf).all()
+    torch.testing.assert_close(fast, wanted, rtol=2e-6, atol=2e-6)
 
 
 def test_windows_may_be_plain(both: Both) -> None:

@@ -33,9 +33,13 @@ class Case:
     selected: Tensor | None
     sink: Tensor
 
-    def run(self, *, exact_rounding: bool = False) -> Tensor:
+    def run(self, *, exact_rounding: bool = False, lse: Tensor | None = None) -> Tensor:
         arguments = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return sparse_attention(*arguments, exact_rounding=exact_rounding)
+        return sparse_attention(*arguments, exact_rounding=exact_rounding, lse=lse)
+
+    def run_with_lse(self, *, exact_rounding: bool = False) -> tuple[Tensor, Tensor]:
+        lse = torch.full(self.q.shape[:2], math.nan, dtype=self.sink.dtype)
+        return self.run(exact_rounding=exact_rounding, lse=lse), lse
 
     def replace(self, **changes: object) -> Case:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
@@ -235,3 +239,42 @@ def test_row_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = case.run()
     monkeypatch.setattr("leadline.kernels.reference.blocks._ELEMENTS", {"cpu": 1})
     torch.testing.assert_close(case.run(), whole, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("exact_rounding", [False, True], ids=["one", "blocks"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_lse_is_of_the_keys_and_not_of_the_sink(dtype: torch.dtype, exact_rounding: bool) -> None:
+    """Queries of zero: every key has the weight one."""
+    case = make_case(dtype=dtype)
+    case = case.replace(q=torch.zeros_like(case.q))
+    assert case.selected is not None
+    case.window_index[5], case.selected[5] = -1, -1
+    plain = case.run(exact_rounding=exact_rounding)
+    out, lse = case.run_with_lse(exact_rounding=exact_rounding)
+    assert torch.equal(out, plain)
+    counts = [len(keys_of_row(case, row)) for row in range(len(case.q))]
+    wanted = torch.tensor(counts, dtype=lse.dtype).log().unsqueeze(1).expand_as(lse)
+    torch.testing.assert_close(lse, wanted)
+    assert (lse[5] == -math.inf).all()
+
+
+def test_parts_of_a_context_merge_by_their_lse() -> None:
+    case = make_case()
+    assert case.selected is not None
+    whole, lse_of_whole = case.run_with_lse()
+    alone = case.replace(sink=torch.full_like(case.sink, -math.inf))
+    unseen = torch.full_like(case.window_index, -1)
+    half = case.selected.shape[1] // 2
+    parts = [
+        alone.replace(selected=case.selected[:, :0]),
+        alone.replace(window_index=unseen, selected=case.selected[:, :half]),
+        alone.replace(window_index=unseen, selected=case.selected[:, half:]),
+    ]
+    outputs, lses = (
+        torch.stack(made) for made in zip(*(part.run_with_lse() for part in parts), strict=True)
+    )
+    weights = lses.exp()
+    merged = (weights.unsqueeze(3) * outputs).sum(0)
+    merged /= (weights.sum(0) + case.sink.exp()).unsqueeze(2)
+    torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(lses.logsumexp(0), lse_of_whole, rtol=0, atol=1e-12)

@@ -60,12 +60,25 @@ class Case:
     selected: Tensor | None
     sink: Tensor
 
-    def run(self, function: Callable[..., Tensor] = attention.sparse_attention) -> Tensor:
+    def run(
+        self,
+        function: Callable[..., Tensor] = attention.sparse_attention,
+        lse: Tensor | None = None,
+    ) -> Tensor:
         arguments = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return function(*arguments, exact_rounding=False)
+        return function(*arguments, exact_rounding=False, lse=lse)
 
     def replace(self, **changes: object) -> Case:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def check_lse(self) -> Tensor:
+        """As kernels.md 8.7 bounds it, and by what float32 tells apart; changes no output."""
+        shape = self.q.shape[:2]
+        actual, wanted = (torch.full(shape, math.nan, device=self.q.device) for _ in range(2))
+        assert torch.equal(self.run(lse=actual), self.run())
+        self.run(reference.sparse_attention, wanted)
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-4)
+        return actual
 
     def check(self, function: Callable[..., Tensor] = attention.sparse_attention) -> Tensor:
         """Rows equal the definition's up to the roundings of probabilities and outputs."""
@@ -180,6 +193,34 @@ def test_rows_without_keys_give_zero(device: torch.device, programs: None) -> No
     case.window_index[1], case.selected[1] = -1, -1
     case.sink[3] = -math.inf
     assert not case.check()[1].any()
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # the interpreter's logarithm is numpy's
+@pytest.mark.parametrize("heads", [5, 20])
+def test_lse(device: torch.device, programs: None, heads: int) -> None:
+    case = make_case(device, heads=heads)
+    assert case.selected is not None
+    case.window_index[1], case.selected[1] = -1, -1
+    case.sink[:3] = torch.tensor([-math.inf, math.inf, 1e4])
+    lse = case.check_lse()
+    assert (lse[1] == -math.inf).all()
+    assert lse[[0, 2]].isfinite().all()
+
+
+@whole
+def test_lse_of_window_only_layers(device: torch.device, programs: None) -> None:
+    make_case(device, rows=2, kv=None).check_lse()
+
+
+@whole
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum is numpy's
+def test_lse_of_a_broken_row_is_nan(device: torch.device, programs: None) -> None:
+    case = make_case(device)
+    case.q[1] = math.nan
+    lse = torch.zeros(case.q.shape[:2], device=device)
+    case.run(lse=lse)
+    assert lse[1].isnan().all()
+    assert lse[[0, 2]].isfinite().all()
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -160,15 +160,35 @@ def test_grouped_linear(device: torch.device, count: int) -> None:
     assert_close(grouped_linear.grouped_linear(x, part), exact(x, part))
 
 
-@pytest.mark.parametrize("count", [0, 1, 12])
-def test_output_projection(device: torch.device, count: int) -> None:
-    wo_a = packed(2, 64, 64, device=device, quantizes_input=False)
-    wo_b = packed(96, 128, device=device)
+@pytest.mark.parametrize("aligned", [False, True], ids=["plain", "aligned"])
+@pytest.mark.parametrize("count", [0, 1, 6, 12])
+def test_output_projection(device: torch.device, count: int, aligned: bool) -> None:
+    wo_a = packed(2, 96, 64, device=device, quantizes_input=False)
+    wo_b = packed(96, 192, device=device)
+    if aligned:
+        wo_a, wo_b = align_scales(wo_a), align_scales(wo_b)
     x = tokens(count, 4, 32, device=device)
     actual = grouped_linear.output_projection(x, wo_a, wo_b)
     z = reference.grouped_linear(x.reshape(count, 2, 64), wo_a).flatten(1)
     # A sum in another order may take a value to the next step of the MXFP8 grid.
     assert_close(actual, reference.linear(z, wo_b), error=1e-2)
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("aligned", [False, True], ids=["plain", "aligned"])
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_product_hands_over_what_the_next_one_would_have_made(
+    device: torch.device, count: int, aligned: bool
+) -> None:
+    """A chain of two products gives the same bits as one product after the other."""
+    wo_a = packed(2, 96, 320, device=device, quantizes_input=False)
+    wo_b = packed(96, 192, device=device)
+    if aligned:
+        wo_a, wo_b = align_scales(wo_a), align_scales(wo_b)
+    x = tokens(count, 4, 160, device=device)
+    z = grouped_linear.grouped_linear(x.reshape(count, 2, 320), wo_a).flatten(1)
+    actual = grouped_linear.output_projection(x, wo_a, wo_b)
+    assert torch.equal(actual, linear.linear(z, wo_b))
 
 
 def test_output_projection_rounds_between_its_products(device: torch.device) -> None:
@@ -183,9 +203,13 @@ def test_output_projection_rounds_between_its_products(device: torch.device) -> 
     assert torch.equal(actual, reference_quant.round_trip_fp8_32(z))
 
 
+@pytest.mark.parametrize("aligned", [False, True], ids=["plain", "aligned"])
 @pytest.mark.parametrize("count", [0, 1, 12])
-def test_shared_expert(device: torch.device, count: int) -> None:
+def test_shared_expert(device: torch.device, count: int, aligned: bool) -> None:
     w13, w2 = packed(2 * 96, 64, device=device), packed(64, 96, device=device)
+    w13.scales.sub_(4)  # or SwiGLU would clamp nearly every product
+    if aligned:
+        w13, w2 = align_scales(w13), align_scales(w2)
     x = tokens(count, 64, device=device)
     actual = shared_expert.shared_expert(x, w13, w2, limit=10.0)
     assert_close(actual, reference_experts.shared_expert(x, w13, w2, limit=10.0), error=1e-2)
