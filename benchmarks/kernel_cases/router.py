@@ -13,6 +13,7 @@ from leadline.kernels.reference import router as reference
 from leadline.kernels.triton import router
 
 D, E, K, SCALE = 5120, 384, 6, 1.5
+V4_D, V4_E, VOCAB = 4096, 256, 129280  # of V4-Flash, whose first three layers route by token
 
 # Microseconds on an H200 (18.9): cuBLAS with a float32 result and topk_softplus_sqrt.
 PEER = {1: 11.9, 8: 11.9, 64: 12.9, 512: 15.1, 8192: 72.8}
@@ -24,9 +25,35 @@ def _make(rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     return x, gate, 0.1 * torch.randn(E, device=device)
 
 
-def _exact(x: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    wide = x.double(), gate.double(), bias.double()
+def _make_mixed(rows: int, device: torch.device) -> tuple[Tensor | None, ...]:
+    """Every other row is of an image."""
+    images = torch.arange(rows, device=device) % 2 == 1
+    return *_make(rows, device), None, images, 0.1 * torch.randn(E, device=device)
+
+
+def _make_hashed(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    x = torch.randn(rows, V4_D, device=device).bfloat16()
+    gate = (torch.randn(V4_E, V4_D, device=device) / V4_D**0.5).bfloat16()
+    table = torch.rand(VOCAB, V4_E, device=device).argsort(-1)[:, :K].contiguous()
+    return x, gate, table, torch.randint(0, VOCAB, (rows,), device=device).int()
+
+
+def _exact(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    req_of_row: Tensor | None = None,
+    image_rows: Tensor | None = None,
+    image_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    wide = x.double(), gate.double(), bias.double(), req_of_row, image_rows, image_bias
     return reference.route(*wide, num_experts_per_tok=K, scale=SCALE)
+
+
+def _exact_hashed(
+    x: Tensor, gate: Tensor, tid2eid: Tensor, token_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    return reference.hash_route(x.double(), gate.double(), tid2eid, token_ids, scale=SCALE)
 
 
 def _eager(x: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,4 +88,32 @@ CASES = [
         peers={"cuBLAS + topk_softplus_sqrt": us},
     )
     for rows, us in PEER.items()
+]
+CASES += [
+    Case(
+        kernel="2",
+        op="route",
+        shape=f"image rows,T={rows}",
+        make=functools.partial(_make_mixed, rows),
+        fused=functools.partial(router.route, num_experts_per_tok=K, scale=SCALE),
+        twin=_exact,
+        check=_alike,
+        bytes=rows * (2 * D + 12 * K + 1) + 2 * E * D,
+        flops=2 * E * D * rows,
+    )
+    for rows in (8, 8192)
+]
+CASES += [
+    Case(
+        kernel="2",
+        op="hash_route",
+        shape=f"V4,T={rows}",
+        make=functools.partial(_make_hashed, rows),
+        fused=functools.partial(router.hash_route, scale=SCALE),
+        twin=_exact_hashed,
+        check=_alike,
+        bytes=rows * (2 * V4_D + 20 * K) + 2 * V4_E * V4_D,
+        flops=2 * V4_E * V4_D * rows,
+    )
+    for rows in (8, 8192)
 ]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F1, F2, I1, I2, in_float32, kernel
+from leadline.kernels.cpu.jit import F2, I1, I2, in_float32, kernel
 from leadline.kernels.reference import router
 
 
@@ -19,6 +19,8 @@ def route(
     gate: Tensor,
     bias: Tensor,
     req_of_row: Tensor | None = None,
+    image_rows: Tensor | None = None,
+    image_bias: Tensor | None = None,
     *,
     num_experts_per_tok: int,
     scale: float,
@@ -27,16 +29,23 @@ def route(
     ids = np.empty((x.shape[0], num_experts_per_tok), np.int64)
     weights = np.empty(ids.shape, np.float32)
     groups = np.zeros(len(ids), np.int64) if req_of_row is None else req_of_row
-    _route(F.linear(x, gate), bias, groups, scale, ids, weights)
+    if image_rows is None or image_bias is None:
+        biases, which = bias.unsqueeze(0), np.zeros(len(ids), np.int64)
+    else:
+        biases, which = torch.stack((bias, image_bias)), image_rows.long().numpy()
+    _route(F.linear(x, gate), biases, which, groups, scale, ids, weights)
     return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
 @kernel
-def _route(scores: F2, bias: F1, req_of_row: I1, scale: float, ids: I2, weights: F2) -> None:
+def _route(
+    scores: F2, biases: F2, which: I1, req_of_row: I1, scale: float, ids: I2, weights: F2
+) -> None:
     rows, experts = scores.shape
     k = ids.shape[1]
     taken = np.empty(experts, np.bool_)
     for r in range(rows):
+        bias = biases[which[r]]
         for e in range(experts):
             x = scores[r, e]
             # As torch does: beyond 20 softplus is the identity.

@@ -56,6 +56,7 @@ IMPLEMENTATIONS = {
         selection.select_from_candidates,
         attention.sparse_attention,
         router.route,
+        router.hash_route,
         experts.routed_experts,
         shared_expert.shared_expert,
         engram.engram_history,

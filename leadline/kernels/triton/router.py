@@ -19,6 +19,8 @@ def route(
     gate: Tensor,
     bias: Tensor,
     req_of_row: Tensor | None = None,
+    image_rows: Tensor | None = None,
+    image_bias: Tensor | None = None,
     *,
     num_experts_per_tok: int,
     scale: float,
@@ -27,9 +29,42 @@ def route(
 
     The number of rows decides how sums are cut, and so their last bits.
     """
+    ids = torch.empty(x.shape[0], num_experts_per_tok, dtype=torch.int64, device=x.device)
+    biases = bias, image_rows, image_bias
+    return _launch(x, gate, ids, req_of_row, scale, *biases, tid2eid=None, token_ids=None)
+
+
+def hash_route(
+    x: Tensor,
+    gate: Tensor,
+    tid2eid: Tensor,
+    token_ids: Tensor,
+    req_of_row: Tensor | None = None,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """``route``'s launches, of which the second takes who is given."""
+    ids = torch.empty(x.shape[0], tid2eid.shape[1], dtype=torch.int64, device=x.device)
+    biases = None, None, None
+    return _launch(x, gate, ids, req_of_row, scale, *biases, tid2eid=tid2eid, token_ids=token_ids)
+
+
+def _launch(
+    x: Tensor,
+    gate: Tensor,
+    ids: Tensor,
+    req_of_row: Tensor | None,
+    scale: float,
+    bias: Tensor | None,
+    image_rows: Tensor | None,
+    image_bias: Tensor | None,
+    *,
+    tid2eid: Tensor | None,
+    token_ids: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Fill ``ids``, and return them with their weights."""
     rows, width = x.shape
     experts = gate.shape[0]
-    ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
     if not rows:
         return ids, weights
@@ -55,6 +90,10 @@ def route(
     _choose[(rows,)](
         logits,
         bias,
+        image_rows,
+        image_bias,
+        tid2eid,
+        token_ids,
         req_of_row,
         ids,
         weights,
@@ -63,7 +102,7 @@ def route(
         bucket(rows),
         experts,
         cuts,
-        num_experts_per_tok,
+        ids.shape[1],
         triton.next_power_of_2(experts),
         **overlapped(),
     )
@@ -137,6 +176,10 @@ def _project(
 def _choose(
     logits,
     bias,
+    image_rows,
+    image_bias,
+    tid2eid,
+    token_ids,
     req_of_row,
     ids,
     weights,
@@ -148,14 +191,20 @@ def _choose(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: sum the cuts in order, score, and take the best K times."""
+    """One row: sum the cuts in order, score, and take the best K, or those of ``tid2eid``."""
     await_previous()
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     there = expert < EXPERTS
     first_cut = logits + row * EXPERTS + expert
     cut_stride = rows.to(tl.int64) * EXPERTS
-    added = tl.load(bias + expert, mask=there, other=0.0)
+    if tid2eid is None:
+        added = tl.load(bias + expert, mask=there, other=0.0)
+        if image_rows is not None:
+            for_images = tl.load(image_bias + expert, mask=there, other=0.0)
+            added = tl.where(tl.load(image_rows + row), for_images, added)
+    else:
+        given = tid2eid + tl.load(token_ids + row).to(tl.int64) * K
     lives = True
     if req_of_row is not None:
         lives = tl.load(req_of_row + row) >= 0
@@ -168,10 +217,28 @@ def _choose(
         logit += parts[cut - 1]
     score = tl.sqrt(_softplus(logit))
 
+    if tid2eid is None:
+        chosen = _best(score + added, expert, there, K, BLOCK)
+    else:
+        chosen = expert < 0
+        for k in tl.static_range(K):
+            chosen |= expert == tl.load(given + k)
+
+    place = row * K + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    weight = score * scale
+    if K > 1:
+        weight = weight / (tl.sum(tl.where(chosen, score, 0.0), 0) + 1e-20)
+    tl.store(ids + place, tl.where(lives, expert, -1).to(tl.int64), mask=chosen)
+    tl.store(weights + place, weight, mask=chosen)
+
+
+@triton.jit
+def _best(value, expert, there, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Which experts have the K largest values."""
     # The order of integers is that of the floats whose bits they are, but for negative ones, whose
-    # magnitude is turned round. Integers have one maximum, NaN or not; of equal scores the lower
+    # magnitude is turned round. Integers have one maximum, NaN or not; of equal values the lower
     # expert's is the larger.
-    order = (score + added).to(tl.int32, bitcast=True)
+    order = value.to(tl.int32, bitcast=True)
     order = tl.where(order < 0, order ^ 0x7FFFFFFF, order)
     order = (order.to(tl.int64) << 32) + (BLOCK - expert)
     taken = -0x8000000000000000
@@ -181,13 +248,7 @@ def _choose(
         best = order == tl.max(order, 0)
         chosen |= best
         order = tl.where(best, taken, order)
-
-    place = row * K + tl.cumsum(chosen.to(tl.int32), 0) - 1
-    weight = score * scale
-    if K > 1:
-        weight = weight / (tl.sum(tl.where(chosen, score, 0.0), 0) + 1e-20)
-    tl.store(ids + place, tl.where(lives, expert, -1).to(tl.int64), mask=chosen)
-    tl.store(weights + place, weight, mask=chosen)
+    return chosen
 
 
 @triton.jit

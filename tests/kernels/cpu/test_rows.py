@@ -103,6 +103,18 @@ def test_route(both: Both, rows: int, per_row: int) -> None:
     torch.testing.assert_close(weights, wanted, **CLOSE)
 
 
+def test_rows_of_images_choose_with_their_own_bias(both: Both) -> None:
+    images = torch.arange(33) % 3 == 1
+    (ids, weights), (wanted_ids, wanted) = both(
+        "route",
+        *(torch.randn(33, 64), torch.randn(8, 64), torch.randn(8), None, images, torch.randn(8)),
+        num_experts_per_tok=3,
+        scale=1.5,
+    )
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted, **CLOSE)
+
+
 def test_padding_chooses_no_expert(both: Both) -> None:
     (ids, _), (wanted, _) = both(
         "route",

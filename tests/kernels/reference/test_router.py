@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.reference.router import route
+from leadline.kernels.reference.router import hash_route, route
 
 
 def literal(
@@ -44,6 +44,31 @@ def test_bias_selects_and_never_weighs() -> None:
     assert experts.tolist() == [[3, 5]] * 8
     scores = torch.nn.functional.softplus(x @ gate.T).sqrt()[:, [3, 5]]
     torch.testing.assert_close(weights, 1.5 * scores / scores.sum(1, keepdim=True))
+
+
+def test_rows_of_images_choose_with_their_own_bias() -> None:
+    x, gate = torch.randn(4, 16), torch.randn(6, 16)
+    bias = torch.tensor([9.0, 9, 0, 0, 0, 0])
+    image_rows = torch.tensor([False, True, False, True])
+    experts, weights = route(
+        x, gate, bias, None, image_rows, bias.flip(0), num_experts_per_tok=2, scale=1.5
+    )
+    assert experts.tolist() == [[0, 1], [4, 5]] * 2
+    alone = route(x, gate, bias.flip(0), num_experts_per_tok=2, scale=1.5)
+    torch.testing.assert_close(weights[image_rows], alone[1][image_rows])
+
+
+def test_a_table_selects_and_never_weighs() -> None:
+    """As a bias would that forces the table's experts; ids ascend, whatever its order."""
+    x, gate = torch.randn(3, 16), torch.randn(6, 16)
+    table = torch.tensor([[5, 1], [2, 4], [0, 3]])
+    tokens, groups = torch.tensor([1, 0, 1], dtype=torch.int32), torch.tensor([0, 0, -1])
+    experts, weights = hash_route(x, gate, table, tokens, groups, scale=1.5)
+    assert experts.tolist() == [[2, 4], [1, 5], [-1, -1]]
+    for row, chosen in enumerate(([2, 4], [1, 5])):
+        bias = torch.zeros(6).index_fill(0, torch.tensor(chosen), 1e3)
+        _, wanted = route(x[row : row + 1], gate, bias, num_experts_per_tok=2, scale=1.5)
+        torch.testing.assert_close(weights[row : row + 1], wanted)
 
 
 def test_equal_biases_change_nothing() -> None:

@@ -56,6 +56,54 @@ def test_padding_chooses_nobody(device: torch.device) -> None:
     assert weights.isfinite().all()
 
 
+def test_rows_of_images_choose_with_their_own_bias(device: torch.device) -> None:
+    """And weigh by the same scores; a row of text is the same beside them."""
+    x, gate, bias = inputs(19, 96, 40, device)
+    image_bias = torch.randn(40, device=device)
+    images = torch.arange(19, device=device) % 3 == 1
+    ids, weights = router.route(
+        x, gate, bias, None, images, image_bias, num_experts_per_tok=3, scale=1.5
+    )
+    of_text, of_images = route(x, gate, bias), route(x, gate, image_bias)
+    assert not torch.equal(of_text[0], of_images[0])
+    for got, text, image in zip((ids, weights), of_text, of_images, strict=True):
+        assert torch.equal(got, torch.where(images.unsqueeze(1), image, text))
+
+
+def hash_inputs(
+    rows: int, width: int, experts: int, k: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    x, gate, _ = inputs(rows, width, experts, device)
+    table = torch.rand(50, experts, device=device).argsort(-1)[:, :k].contiguous()
+    return x, gate, table, torch.randint(0, 50, (rows,), device=device).int()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "width", "experts", "k"), [(0, 64, 8, 2), (1, 64, 8, 1), (19, 96, 40, 6)]
+)
+def test_tokens_choose_the_experts_of_their_table(
+    device: torch.device, dtype: torch.dtype, rows: int, width: int, experts: int, k: int
+) -> None:
+    x, gate, table, tokens = hash_inputs(rows, width, experts, k, device)
+    group = torch.arange(rows, device=device) % 5 - 1
+    ids, weights = router.hash_route(x, gate, table.to(dtype), tokens, group, scale=1.5)
+    wanted_ids, wanted_weights = reference.hash_route(
+        x.double(), gate.double(), table, tokens, group, scale=1.5
+    )
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted_weights.float(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes by numpy
+def test_a_broken_row_keeps_the_experts_of_its_token(device: torch.device) -> None:
+    x, gate, table, tokens = hash_inputs(3, 64, 8, 2, device)
+    x[1] = torch.nan
+    ids, weights = router.hash_route(x, gate, table, tokens, scale=1.5)
+    assert torch.equal(ids, table[tokens].sort(-1).values)
+    assert weights.isnan().any(-1).tolist() == [False, True, False]
+
+
 def test_a_wide_gate_keeps_its_bits(device: torch.device) -> None:
     x, _, bias = inputs(4, 64, 8, device)
     gate = torch.randn(8, 64, device=device)
