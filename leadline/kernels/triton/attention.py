@@ -391,6 +391,10 @@ def _merge(
 _KEY = ("rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "SPLIT")
 # By heads. Four warps have no registers for 64 expanded rows.
 _ATTEND = {
-    16: tuned([triton.Config({"BLOCK": 32}, num_warps=4)], _KEY)(_attend),
-    64: tuned([triton.Config({"BLOCK": block}, num_warps=8) for block in (32, 64)], _KEY)(_attend),
+    16: tuned([triton.Config({"BLOCK": 32}, num_warps=4)], _KEY, variant="16 heads")(_attend),
+    64: tuned(
+        [triton.Config({"BLOCK": block}, num_warps=8) for block in (32, 64)],
+        _KEY,
+        variant="64 heads",
+    )(_attend),
 }

@@ -26,6 +26,7 @@ from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_tr
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.mxfp4 import plane_offset, product
 from leadline.kernels.triton.swiglu import clamped_swiglu
+from leadline.kernels.triton.tuning import Tuner
 
 # Pairs an expert from which on arithmetic counts (kernels.md 10.3).
 _MANY = 32
@@ -312,36 +313,37 @@ def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: t
 
 
 def _variants(
-    configs: list[tuple[int, int, int, int, int | None]],
-) -> tuple[triton.JITFunction, ...]:
+    name: str, configs: list[tuple[int, int, int, int, int | None]]
+) -> tuple[Tuner, Tuner]:
     """Both products, tuned over (rows of a product, BLOCK_K, warps, stages, registers)."""
     key = ["D", "F", "TILE", "batch"]
     gate_up, down = (
         [
             triton.Config(
-                {name: rows // share, "BLOCK_K": k},
+                {block: rows // share, "BLOCK_K": k},
                 num_warps=warps,
                 num_stages=stages,
                 maxnreg=registers,
             )
             for rows, k, warps, stages, registers in configs
         ]
-        for name, share in (("BLOCK_F", 2), ("BLOCK_D", 1))
+        for block, share in (("BLOCK_F", 2), ("BLOCK_D", 1))
     )
-    return tuned(gate_up, key)(_gate_up), tuned(down, key)(_down)
+    return tuned(gate_up, key, variant=name)(_gate_up), tuned(down, key, variant=name)(_down)
 
 
 # A stage takes 128 bytes of a row at least: memory gives far less where it takes 64. Of n stages,
 # n - 1 are on their way.
 _STREAMING = _variants(
+    "streaming",
     [
         (64, 256, 4, 3, None),
         (64, 256, 4, 3, 80),
         (64, 256, 4, 6, None),
         (64, 256, 2, 5, None),
         (128, 256, 4, 3, 128),
-    ]
+    ],
 )
-_DECODE = _variants([(64, 256, 4, 3, None), (64, 256, 4, 4, None)])
+_DECODE = _variants("decode", [(64, 256, 4, 3, None), (64, 256, 4, 4, None)])
 # Two programs just fit on an SM, and one expands while the other multiplies.
-_PROMPT = _variants([(128, 128, 4, 3, None), (256, 128, 8, 3, None)])
+_PROMPT = _variants("prompt", [(128, 128, 4, 3, None), (256, 128, 8, 3, None)])

@@ -375,6 +375,7 @@ _decode = tuned(
         for keys, warps, stages in ((128, 4, 3), (128, 4, 5), (128, 4, 7), (256, 8, 5))
     ],
     _KEY,
+    variant="decode",
 )(_logits)
 _prefill = tuned(
     [
@@ -382,4 +383,5 @@ _prefill = tuned(
         for rows, keys in ((8, 64), (4, 128))
     ],
     _KEY,
+    variant="prefill",
 )(_logits)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-import triton.testing
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
+
+from leadline.kernels.triton.tuning import Tuner
 
 INTERPRETED = triton.knobs.runtime.interpret
 """Kernels run by Triton's interpreter, on a CPU."""
@@ -26,24 +27,32 @@ def has_ptx() -> bool:
     return not INTERPRETED and bool(cuda_capability_geq(8, 0))
 
 
-def tuned(configs: Sequence[triton.Config], key: Sequence[str]) -> Callable[[Any], Any]:
-    """Measure the configs at the first launch of each key, and remember the best on disk.
+TUNERS: dict[str, Tuner] = {}
+"""All that ``tuned`` made, by name."""
 
-    The file lies in Triton's cache, so a later process does not measure again. Under the
-    interpreter the first config serves every shape: put the smallest first.
+
+def tuned(
+    configs: Sequence[triton.Config], key: Sequence[str], *, variant: str = ""
+) -> Callable[[Any], Tuner]:
+    """Choose a config at the first launch of each key, as ``tuning.Tuner`` does.
+
+    What had to be measured is remembered in Triton's cache on disk. Under the interpreter the
+    first config serves every shape: put the smallest first.
 
     Args:
         configs: what to choose from.
         key: arguments of the kernel whose values decide; round sizes up to powers of two
             (``bucket``) before they are passed, or every batch size is measured anew.
+        variant: tells what is tuned from what else is of the same kernel, with other configs.
     """
-    chosen = configs[:1] if INTERPRETED else configs
-    return triton.autotune(list(chosen), list(key), cache_results=True, do_bench=_bench)
 
+    def decorate(kernel: Any) -> Tuner:
+        tuner = Tuner(kernel, configs[:1] if INTERPRETED else configs, key, variant)
+        assert tuner.name not in TUNERS, f"{tuner.name} is tuned twice; give one a variant"
+        TUNERS[tuner.name] = tuner
+        return tuner
 
-def _bench(call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
-    """Some tens of runs: a model has hundreds of configs to measure when it first starts."""
-    return triton.testing.do_bench(call, warmup=5, rep=20, quantiles=quantiles)
+    return decorate
 
 
 def bucket(size: int) -> int:
