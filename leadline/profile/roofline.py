@@ -166,7 +166,9 @@ class _Rows:
     def visible(self, ratio: int, most: int | None = None) -> int:
         """Entries that all rows see together, each row at most so many."""
         seen = np.arange(self.first + 1, self.last + 1) // ratio
-        return self.requests * int(seen.clip(max=most).sum())
+        if most is not None:
+            seen = np.minimum(seen, most)
+        return self.requests * int(seen.sum())
 
     def windows(self, width: int) -> int:
         """Rows that lie in the window of some row."""
@@ -253,8 +255,8 @@ class _Bound:
         width, head, dim = config.hidden_size, config.head_dim, config.index_head_dim
         pooled = width * (head if ratio == 1 else 2 * head)  # ... values and gates
         keys, entries = head * dim, rows / ratio
-        num_bytes = 2 * (pooled + keys) + 2 * width * rows
-        num_bytes += entries * (self._records.kv + self._records.index)
+        stored = entries * (self._records.kv + self._records.index)
+        num_bytes = 2 * (pooled + keys) + 2 * width * rows + stored
         flops = 2 * (pooled * rows + keys * entries)
         self._add(INDEX_PROJECTIONS, num_bytes, flops, self._machine.bf16)
 
@@ -298,8 +300,8 @@ class _Bound:
         width, inner = config.hidden_size, config.moe_intermediate_size
         num, chosen = config.n_routed_experts, config.num_experts_per_tok
         gate = width * num
-        num_bytes = 2 * gate + rows * (2 * width + 12 * chosen)
-        self._add(ROUTER, num_bytes, 2 * gate * rows, self._machine.bf16)
+        routing = 2 * gate + rows * (2 * width + 12 * chosen)
+        self._add(ROUTER, routing, 2 * gate * rows, self._machine.bf16)
         expert = 3 * width * inner
         active = num * (1 - (1 - chosen / num) ** rows)
         # A row comes in and goes out, and between the products its hidden row does.
