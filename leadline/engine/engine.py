@@ -80,6 +80,12 @@ class Engine:
         seed: of the seeds that requests without one get.
         grammars: compiles constraints; without it, requests that have one are refused.
         clock: seconds; orders arrivals.
+
+    Attributes:
+        model: as it was given; what runs beside serving (profiles) asks it about its cache.
+        cache: the books of its memory.
+        limits: of requests.
+        metrics: what has happened so far.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class Engine:
             max_queued_tokens=config.max_num_queued_tokens,
         )
         self.metrics = EngineMetrics(clock)
-        self._cache = cache
+        self.model, self.cache = model, cache
         self._page_bytes, self._slot_bytes = page_bytes, slot_bytes
         self._scheduler = Scheduler(
             config, cache, self.metrics, policy, eos_token_id=eos_token_id, clock=clock
@@ -355,7 +361,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached page that no request holds; False when some stayed."""
-        return self._cache.reset_prefix_cache()
+        return self.cache.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
         """The engine's counters and gauges now."""
@@ -363,20 +369,20 @@ class Engine:
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            num_pages=self._cache.num_pages,
-            num_free_pages=self._cache.num_free_pages,
-            num_cached_pages=self._cache.num_cached_pages,
-            num_slots=self._cache.num_slots,
-            num_free_slots=self._cache.num_free_slots,
+            num_pages=self.cache.num_pages,
+            num_free_pages=self.cache.num_free_pages,
+            num_cached_pages=self.cache.num_cached_pages,
+            num_slots=self.cache.num_slots,
+            num_free_slots=self.cache.num_free_slots,
             num_deferred=self._scheduler.num_deferred,
-            num_hot_slots=self._cache.num_hot_slots,
+            num_hot_slots=self.cache.num_hot_slots,
             num_queued_tokens=self._scheduler.num_queued_tokens,
             stalled_seconds=self._clock() - self._last_progress if is_busy else 0.0,
-            page_size=self._cache.page_size,
+            page_size=self.cache.page_size,
             page_bytes=self._page_bytes,
             slot_bytes=self._slot_bytes,
             max_model_len=self.limits.max_model_len,
-            counters={**self.metrics.counters, "evicted_pages": self._cache.num_evicted_pages},
+            counters={**self.metrics.counters, "evicted_pages": self.cache.num_evicted_pages},
             iteration_tokens=self.metrics.iteration_tokens,
             finished=dict(self.metrics.finished),
             step_seconds=dict(self.metrics.step_seconds),

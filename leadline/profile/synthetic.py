@@ -1,0 +1,150 @@
+"""Requests with long contexts that nobody had to compute.
+
+The prefix cache is told that it knows a text, and the text's pages get random records. A request
+with that text then takes the engine's own way: it hits, feeds the few rows that a hit leaves, and
+decodes. Whatever the engine believes of its memory is true, but for what the records say.
+
+    start_decoding(engine, batch=8, context=100_000, max_tokens=64)
+    while engine.has_work:
+        engine.step()  # one row of each of the 8
+
+``remember`` alone is for prompts of one's own, which the caller then adds to the engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from leadline.cache.prefix import num_full_pages
+from leadline.core.errors import ConfigError, LeadlineError
+from leadline.core.request import EngineRequest, Request, SamplingParams, SnapshotKind
+from leadline.engine.engine import Engine
+from leadline.kernels import ops
+from leadline.kernels.packed import RecordField
+from leadline.models.deepseek_v41.model import DeepseekV41
+
+# Below lie the markers of every tokenizer of the family.
+_FIRST_WORD = 64
+# Rows that are made at once: of official heads, 128 MB in float32.
+_ROWS_AT_ONCE = 2**16
+
+
+def start_decoding(
+    engine: Engine, *, batch: int, context: int, max_tokens: int, seed: int = 0
+) -> list[str]:
+    """Bring an idle engine to where each step decodes a row of every request.
+
+    Without prefix caching that takes as long as the prompts do.
+
+    Args:
+        engine: of ``DeepseekV41``.
+        batch: greedy requests, whose texts share nothing.
+        context: tokens of each prompt.
+        max_tokens: of each answer, end tokens or not; at least the first is drawn here.
+        seed: of texts and records.
+
+    Returns:
+        The requests' ids.
+
+    Raises:
+        ConfigError: so many cannot run side by side.
+        BadRequest: a prompt and its answer are longer than the model takes.
+        LeadlineError: a request failed.
+    """
+    _check_room(engine, batch, context + max_tokens)
+    prompts = random_texts(batch, context, engine.limits.vocab_size, seed)
+    remember(engine, prompts, seed=seed)
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    names = [f"decoding {number}" for number in range(batch)]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add(EngineRequest(name, prompt, sampling))
+    silent = set(names)
+    while silent:
+        for output in engine.step():
+            if output.error is not None:
+                raise LeadlineError(f"request {output.request_id}: {output.error}")
+            silent.discard(output.request_id)
+    return names
+
+
+def random_texts(count: int, length: int, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
+    """``count`` texts of ``length`` ids above the markers; another seed shares no prefix."""
+    first = min(_FIRST_WORD, vocab_size - 1)
+    draw = np.random.default_rng(seed)
+    return [tuple(draw.integers(first, vocab_size, length).tolist()) for _ in range(count)]
+
+
+def remember(engine: Engine, texts: Iterable[Sequence[int]], *, seed: int = 0) -> None:
+    """Let the prefix cache of an engine find every whole page of these texts.
+
+    Records are those of random rows, all different and of the size that norms leave. In exact mode
+    a slot is saved in front of the last rows of each text, as long as there is room for any.
+
+    Args:
+        engine: of ``DeepseekV41``; pages that nobody holds may be evicted.
+        texts: token ids.
+        seed: of the records.
+
+    Raises:
+        ConfigError: a text needs more pages than are free.
+    """
+    model, cache = engine.model, engine.cache
+    assert isinstance(model, DeepseekV41)
+    fields, config = model.cache, model.config
+    records = _RandomRecords(seed, model.embed.device)
+    for text in texts:
+        request = Request("remembered", array("i", text), len(text), SamplingParams(), arrival=0.0)
+        cache.lookup(request, 0)  # where the text's digests begin
+        if not cache.grow(request, len(text)):
+            raise ConfigError(
+                f"a context of {len(text)} tokens needs {cache.pages_of(len(text))} pages, but "
+                f"{cache.num_free_pages} are free; give the cache more (kv_cache_memory_bytes)"
+            )
+        for layer in fields.kv:
+            records.fill(fields.kv[layer], request.pages, config.head_dim)
+            records.fill(fields.index[layer], request.pages, config.index_head_dim)
+        boundary = num_full_pages(len(text) - 1, cache.page_size) * cache.page_size
+        if cache.takes_snapshots and boundary:
+            slot = cache.save_snapshot(request, boundary, SnapshotKind.PROMPT_END)
+            if slot is not None:
+                for window in fields.window:
+                    records.fill(window, [slot], config.head_dim)
+        cache.commit(request, len(text))
+        cache.release(request)
+
+
+class _RandomRecords:
+    """Seeded normal rows, packed as fields store them: no NaN, and no row twice."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._draw = torch.Generator(device).manual_seed(seed)
+
+    @torch.no_grad()
+    def fill(self, field: RecordField, places: Sequence[int], channels: int) -> None:
+        """Overwrite whole pages or slots."""
+        num_rows, device = field.values.shape[1], self._draw.device
+        for part in torch.tensor(places, device=device).split(max(1, _ROWS_AT_ONCE // num_rows)):
+            shape = (len(part), num_rows, channels)
+            rows = torch.randn(shape, generator=self._draw, device=device)
+            values, scales = ops.pack_rows(rows, field.record)
+            field.values[part] = values
+            if field.scales is not None:
+                field.scales[part] = scales
+
+
+def _check_room(engine: Engine, batch: int, positions: int) -> None:
+    cache = engine.cache
+    if batch > cache.num_slots:
+        raise ConfigError(
+            f"{batch} requests are to decode at once, but {cache.num_slots} have slots; raise "
+            "max_num_seqs, or give the cache more (kv_cache_memory_bytes)"
+        )
+    if (needed := batch * cache.pages_of(positions)) > cache.num_pages:
+        raise ConfigError(
+            f"{batch} requests of {positions} tokens need {needed} pages, but the cache has "
+            f"{cache.num_pages}; give it more (kv_cache_memory_bytes)"
+        )
