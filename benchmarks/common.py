@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -83,7 +84,7 @@ def summary(runs: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, Any]:
+def environment(preset: str = PRESET) -> dict[str, Any]:
     """What a reader needs to repeat a measurement: command, commit, machine, versions."""
     here = shlex.quote(str(Path(__file__).parent))
     status, commit = subprocess.getstatusoutput(
@@ -98,8 +99,20 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "preset": PRESET,
+        "preset": preset,
         "dtype": "float32",
+    }
+
+
+def gpu_environment() -> dict[str, Any]:
+    """What a GPU changes of ``environment``; nothing without one."""
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "dtype": "bfloat16",
+        "cuda": torch.version.cuda,
+        "triton": importlib.metadata.version("triton"),
     }
 
 

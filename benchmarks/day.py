@@ -299,7 +299,7 @@ class Day:
         while self._due or engine.has_work:
             if not engine.has_work:
                 num_idle += 1
-                _check_idle(engine)
+                check_idle(engine)
                 self.now = max(self.now, self._due[0][0])
             while self._due and self._due[0][0] <= self.now:
                 self._send(engine, self._sessions[heapq.heappop(self._due)[1]])
@@ -315,7 +315,7 @@ class Day:
             most_waiting = max(most_waiting, engine.stats().num_waiting)
             if num_steps % STEPS_PER_CHECK == 0:
                 engine.check_integrity()
-        _check_idle(engine)
+        check_idle(engine)
         for name in sorted(self._sessions):
             self._tokens.update(self._sessions[name].text.tobytes())
         return {
@@ -349,7 +349,7 @@ def _num_rows(engine: Engine) -> int:
     return sum(counters[n] for n in ("computed_tokens", "replayed_tokens", "generation_tokens"))
 
 
-def _check_idle(engine: Engine) -> None:
+def check_idle(engine: Engine) -> None:
     """Assert that the books are right and nobody holds anything."""
     engine.check_integrity()
     stats = engine.stats()

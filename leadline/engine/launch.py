@@ -59,11 +59,40 @@ def build_engine(
         ConfigError: the settings do not fit the model or the memory.
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
+    return engine_around(load_model(config), config, make_sampler=make_sampler)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights, and what an engine around it has to know of them.
+
+    Attributes:
+        kernels: what runs its ops.
+        device: where it is.
+        dtype: of activations.
+        wide: of what is accumulated.
+        tokenizer_file: None where the model has none.
+    """
+
+    model: DeepseekV41
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    wide: torch.dtype
+    tokenizer_file: Path | None
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """The weights alone; settings of cache, scheduler and graphs do not matter here.
+
+    Raises:
+        ConfigError: the settings do not fit the model or the machine.
+        CheckpointError: the checkpoint does not hold what its configuration promises.
+    """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     kernels = choose(config.kernel_backend, device, dtype)
     weights = _open_weights(config, device, kernels)
-    model_config = weights.config
     params = Parameters(
         weights.source,
         dtype=dtype,
@@ -74,15 +103,37 @@ def build_engine(
         packed=kernels.reads_packed,
         aligned=config.align_scales,
     )
-    switch.enabled = config.debug_nonfinite
     model = DeepseekV41(
-        model_config,
+        weights.config,
         params,
         token_map=weights.token_map,
         exact_rounding=config.exact_rounding,
     )
     weights.source.finish()
+    return LoadedModel(model, kernels, device, dtype, params.wide, weights.tokenizer_file)
 
+
+def engine_around(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    *,
+    make_sampler: Callable[[int], Sampler] = Sampler,
+) -> Engine:
+    """Size a cache for a loaded model, bind it, and put an engine around both.
+
+    A model has one cache: an engine that was put around it before must not run any more.
+
+    Args:
+        loaded: by settings that agree with ``config`` in what ``load_model`` reads.
+        config: all settings.
+        make_sampler: of the model's end token.
+
+    Raises:
+        ConfigError: the settings do not fit the model or the memory.
+    """
+    model, kernels, device = loaded.model, loaded.kernels, loaded.device
+    model_config = model.config
+    switch.enabled = config.debug_nonfinite
     layout = cache_layout(
         model_config,
         kv_cache_dtype=config.cache.kv_cache_dtype,
@@ -107,7 +158,7 @@ def build_engine(
         num_pages=size.num_pages,
         num_slots=size.num_slots + size.num_snapshots,
         step_rows=config.scheduler.max_num_batched_tokens,
-        wide=params.wide,
+        wide=loaded.wide,
         device=device,
     )
     model.bind_cache(pool)
@@ -120,7 +171,7 @@ def build_engine(
         max_model_len,
     )
     # Whatever changes what a page holds makes its digests different.
-    parts = (config.model, config.revision or "", str(params.dtype), *map(str, (layout, policy)))
+    parts = (config.model, config.revision or "", str(loaded.dtype), *map(str, (layout, policy)))
     cache = CacheManager(
         size,
         root=root_digest(*parts),
@@ -172,7 +223,7 @@ def build_engine(
         slot_bytes=layout.slot_bytes,
         device=device,
         seed=config.seed,
-        grammars=_grammar_compiler(weights),
+        grammars=_grammar_compiler(loaded.tokenizer_file, model_config),
         kernels=kernels,
         asynchronous=device.type == "cuda" if asynchronous is None else asynchronous,
         checks_integrity=config.check_integrity,
@@ -215,17 +266,14 @@ def _tokenizer_file(folder: Path | None) -> Path | None:
     return file if file and file.is_file() else None
 
 
-def _grammar_compiler(weights: _Weights) -> GrammarCompiler | None:
-    if weights.tokenizer_file is None:
+def _grammar_compiler(tokenizer_file: Path | None, model: ModelConfig) -> GrammarCompiler | None:
+    if tokenizer_file is None:
         return None
     try:
         from leadline.engine.grammar import GrammarCompiler, TokenizerFile
     except ModuleNotFoundError:  # machines that only run token ids may lack llguidance
         return None
-    config = weights.config
-    return GrammarCompiler(
-        TokenizerFile(weights.tokenizer_file, config.vocab_size, config.eos_token_id)
-    )
+    return GrammarCompiler(TokenizerFile(tokenizer_file, model.vocab_size, model.eos_token_id))
 
 
 def _token_map(folder: Path, file: Path | None) -> Sequence[int]:

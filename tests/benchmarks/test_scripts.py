@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = (
     "cpu_speed",
     "decode_profile",
-    "graphs",
     "replay_deviation",
     "scheduler_cost",
     "simulated_day",

@@ -21,7 +21,9 @@ from leadline.engine.forwards import GraphMode
 from leadline.engine.launch import (
     build_engine,
     cache_budget_bytes,
+    engine_around,
     expert_row_scales,
+    load_model,
     obstacle_to_graphs,
     resolve_device,
     resolve_dtype,
@@ -69,6 +71,18 @@ def test_the_real_model_answers_alike_together_and_in_one_prefill() -> None:
         assert whole[len(ids) - 1 : -1] == answer
     stats = engine.stats()
     assert (stats.num_free_pages, stats.num_free_slots) == (stats.num_pages, stats.num_slots)
+
+
+def test_engines_around_one_loaded_model_answer_like_engines_of_their_own() -> None:
+    """Whatever differs between them: here which layers run, and how the cache is cut."""
+    prompts = [random.Random(1).choices(range(3, 500), k=n) for n in (140, 220)]
+    configs = [
+        replace(TINY, cache=replace(TINY.cache, swa_bounded_replay=replays, block_size=size))
+        for replays, size in ((False, 256), (True, 16), (False, 16))
+    ]
+    loaded = load_model(TINY)
+    shared = [generate(engine_around(loaded, config), prompts, 5) for config in configs]
+    assert shared == [generate(build_engine(config), prompts, 5) for config in configs]
 
 
 def test_the_chosen_kernels_run_its_steps_and_nothing_else(

@@ -1,0 +1,143 @@
+"""A decode step by batch and context: microseconds, beside the bound, and what it launches."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.common import Decoding, summary
+from benchmarks.sections import contexts
+from benchmarks.sections.bounds import decode_us
+from benchmarks.sections.section import Bench, Case, Section, Table
+from leadline.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured.
+
+    Attributes:
+        batches: ``max_model_len`` of an engine, which its graphs are made for -> tokens of a
+            context -> requests.
+        steps: on the clock; ``warmup`` before them, ``profiled`` behind.
+    """
+
+    batches: dict[int, dict[int, tuple[int, ...]]]
+    steps: int
+    warmup: int = 8
+    profiled: int = 4
+
+
+FULL = Sizes(
+    {
+        131_072: {8_192: (1, 8, 32, 128), 102_400: (1, 8, 32, 128)},
+        524_288: {512_000: (8,)},
+    },
+    steps=64,
+)
+QUICK = Sizes({2048: {512: (1, 2), 1024: (2,)}}, steps=2, warmup=1, profiled=1)
+
+# Batch -> share of the bound.
+TARGETS = {1: 0.45, 8: 0.62, 32: 0.65, 128: 0.65}
+
+
+def cases(bench: Bench) -> Iterator[Case]:
+    """Times first: once a profiler has run in a process, nothing is as fast as it was."""
+    sizes = QUICK if bench.quick else FULL
+    largest = max(max(batches) for of in sizes.batches.values() for batches in of.values())
+    for max_model_len, of_context in sizes.batches.items():
+        config = bench.config(
+            max_model_len=max_model_len, max_num_seqs=largest, cuda_graphs="decode"
+        )
+        engine = bench.engines.get(config)
+        contexts.fill_with_noise(bench.engines.cache)
+        for context, batches in of_context.items():
+            for batch in batches:
+                decoding = start_decoding(engine, batch, context, sizes)
+                us = step_us(decoding, sizes.steps)
+                decoding.stop()
+                yield {
+                    "batch": batch,
+                    "context": context,
+                    "max_model_len": max_model_len,
+                    "us": summary(us),
+                    "bound_us": decode_us(bench.model, batch=batch, context=context),
+                }
+    if torch.cuda.is_available():
+        context, batches = next(iter(next(iter(sizes.batches.values())).items()))
+        for batch in batches:
+            decoding = start_decoding(engine, batch, context, sizes)
+            found = launches(decoding, sizes.profiled)
+            decoding.stop()
+            yield {"batch": batch, "context": context, **found}
+
+
+def start_decoding(engine: Engine, batch: int, context: int, sizes: Sizes) -> Decoding:
+    """Requests whose contexts were never computed, some steps after their first tokens."""
+    engine.reset_prefix_cache()
+    texts = functools.partial(contexts.prompts, batch, context, engine.limits.vocab_size)
+    contexts.remember(engine, texts())
+    # While the last contexts are admitted, the first requests decode already.
+    max_tokens = sizes.warmup + sizes.steps + sizes.profiled + 4 * batch
+    decoding = Decoding(engine, texts(), max_tokens=max_tokens)
+    for _ in range(sizes.warmup):
+        decoding.step()
+    return decoding
+
+
+def step_us(decoding: Decoding, steps: int) -> list[float]:
+    """Microseconds of each step, from one result to the next."""
+    us = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        decoding.step()
+        us.append(1e6 * (time.perf_counter() - start))
+    return us
+
+
+def launches(decoding: Decoding, steps: int) -> dict[str, float]:
+    """What a step has a GPU do, by graphs and beside them, and how long all of it takes it."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            decoding.step()
+        torch.cuda.synchronize()
+    events = [event for event in seen.events() if event.device_type.name == "CUDA"]
+    copies = [event for event in events if event.name.startswith(("Memcpy", "Memset"))]
+    return {
+        "kernels": (len(events) - len(copies)) / steps,
+        "copies": len(copies) / steps,
+        "device_us": sum(event.time_range.elapsed_us() for event in events) / steps,
+    }
+
+
+def table(found: Sequence[Case]) -> Table:
+    """A line for each time; launches are those of its batch and context, if they were counted."""
+    header = ("context", "batch", "us", "bound, us", "% of bound", "target", "kernels", "copies")
+    counted = {(c["context"], c["batch"]): c for c in found if "kernels" in c}
+    rows = []
+    for case in found:
+        if "us" not in case:
+            continue
+        us, bound, batch = case["us"]["median"], case["bound_us"], case["batch"]
+        launched = counted.get((case["context"], batch), {})
+        rows.append(
+            (
+                f"{case['context']:,}",
+                f"{batch}",
+                f"{us:,.0f}",
+                "" if bound is None else f"{bound:,.0f}",
+                "" if bound is None else f"{100 * bound / us:.0f}",
+                f"{100 * TARGETS[batch]:.0f}" if batch in TARGETS else "",
+                *(f"{launched[k]:.0f}" if k in launched else "" for k in ("kernels", "copies")),
+            )
+        )
+    return header, rows
+
+
+SECTION = Section("A decode step", cases, table)
