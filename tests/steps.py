@@ -143,6 +143,8 @@ def make_stepper(
     window: int | None = None,
     packed: bool = False,
     table_memory: TableMemory | None = None,
+    side_streams: bool = True,
+    engram_prefetch: bool = True,
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration.
 
@@ -168,7 +170,14 @@ def make_stepper(
         expert_row_scales=expert_row_scales,
         packed=packed,
     )
-    model = DeepseekV41(config, params, token_map=token_map, exact_rounding=exact_rounding)
+    model = DeepseekV41(
+        config,
+        params,
+        token_map=token_map,
+        exact_rounding=exact_rounding,
+        side_streams=side_streams,
+        engram_prefetch=engram_prefetch,
+    )
     source.finish()
     layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size)
     pool = CachePool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from leadline.kernels.packed import RecordField, Weight
 from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan
+from leadline.models.common.side_stream import SideStream
 
 # Scores that exist at once: a long chunk of a long prompt is scored and selected from in parts.
 _MAX_SCORES = 2**28
@@ -207,13 +209,22 @@ class Attention:
     """``attn`` of a block, in two halves: ``write`` fills caches, ``read`` attends.
 
     Both begin with a product of the same input. It is one product but at the cut, where few of the
-    rows that write also read.
+    rows that write also read. In either half ``beside`` has what only meets the rest at its end:
+    entries and keys beside windows, the selection of entries beside the queries that attend.
     """
 
     def __init__(
-        self, params: Parameters, prefix: str, config: ModelConfig, layer: int, exact_rounding: bool
+        self,
+        params: Parameters,
+        prefix: str,
+        config: ModelConfig,
+        layer: int,
+        exact_rounding: bool,
+        *,
+        beside: SideStream,
     ) -> None:
         d = config.head_dim
+        self.beside = beside
         self.layer, self.head_dim, self.eps = layer, d, config.rms_norm_eps
         self.exact_rounding = exact_rounding
         self.ratio = config.compress_ratios[layer]
@@ -249,7 +260,13 @@ class Attention:
         Returns:
             ``[r, q_lora_rank]``, what queries are made of; None at the cut.
         """
-        plan = step.window
+        plan, compressing = step.window, None
+        if self.compressor is not None:
+            layer, open_groups = self.layer, cache.open_groups.get(self.layer)
+            fields = cache.kv[layer], cache.index[layer], open_groups
+            compressing = self.beside.fork(
+                partial(self.compressor.write, u, step, *fields), num_rows=len(u)
+            )
         place = (*self._angles(step), cache.window[self.layer], plan.outer, plan.inner)
         qr = None
         if self.down is None:
@@ -257,14 +274,8 @@ class Attention:
         else:
             down = ops.linear(u, self.down)
             qr = ops.norm_query_store_window(down, self.q_norm, self.kv_norm, *place, eps=self.eps)
-        if self.compressor is not None:
-            self.compressor.write(
-                u,
-                step,
-                cache.kv[self.layer],
-                cache.index[self.layer],
-                cache.open_groups.get(self.layer),
-            )
+        if compressing is not None:
+            compressing.join()
         return qr
 
     def read(
@@ -286,13 +297,16 @@ class Attention:
         """
         if qr is None:
             qr = ops.rms_norm(ops.linear(u, self.wq_a), self.q_norm, eps=self.eps)
-        q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
-        kv = None
+        kv = selecting = None
         if self.kv_source is not None:
             kv = cache.kv[self.kv_source]
             if self.indexer is not None:
                 keys = cache.index[self.kv_source]
-                self.indexer.select(u, qr, step, keys, self.ratio, chosen)
+                select = partial(self.indexer.select, u, qr, step, keys, self.ratio, chosen)
+                selecting = self.beside.fork(select, num_rows=len(u))
+        q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
+        if selecting is not None:
+            selecting.join()
         out = ops.sparse_attention(
             q,
             *self._angles(step),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from leadline.kernels import ops
 from leadline.kernels.reference.engram import DEAD
 from leadline.models.batch import ForwardBatch
 from leadline.models.common.parameters import Parameters
+from leadline.models.common.side_stream import Fork, SideStream
 from leadline.weights.source import EngramTable
 
 if TYPE_CHECKING:
@@ -158,18 +160,16 @@ class NgramValues:
 
     Attributes:
         of_layer: by Engram layer, ``[m, columns * head_dim]`` activations.
-        live: ``[m]`` bool, which rows take part.
-        gathered: by Engram layer, the event that its values wait for, where there is one.
+        live: ``[m]`` bool, which rows take part; there once any of those are.
     """
 
-    of_layer: Mapping[int, Tensor]
+    of_layer: Mapping[int, Fork[Tensor]]
     live: Tensor
-    gathered: Mapping[int, Any]
 
     @staticmethod
     def of(layers: Sequence[int], live: Tensor, *values: Tensor) -> NgramValues:
         """Those of ``tensors``, perhaps of some rows only."""
-        return NgramValues(dict(zip(layers, values, strict=True)), live, {})
+        return NgramValues(dict(zip(layers, map(Fork, values), strict=True)), live)
 
     def tensors(self, layers: Sequence[int]) -> tuple[Tensor, ...]:
         """``live`` and the values of these Engram layers, as plain tensors of the stream."""
@@ -180,24 +180,23 @@ class NgramValues:
 
         The device waits, and the host does not.
         """
-        values = self.of_layer[layer]
-        if layer in self.gathered:
-            device = torch.get_device_module(values.device)
-            device.current_stream().wait_event(self.gathered[layer])
-        return values, self.live
+        return self.of_layer[layer].join(), self.live
 
 
 class EngramPrefetch:
     """Hashes and table rows of a step, beside the layers in front of them (kernels.md 12.2).
 
     Both depend on token ids alone. A stream of their own has the values of the first Engram layer
-    while layer 0 runs, and those of the later ones long before they are wanted. A graph that
-    captures a step takes in this stream where it begins, and joins it where layers wait. On a CPU
-    streams do nothing, and everything happens in ``start``.
+    while layer 0 runs, and those of the later ones long before they are wanted.
     """
 
     def __init__(
-        self, engram_hash: EngramHash, tables: Sequence[EngramTable], device: torch.device
+        self,
+        engram_hash: EngramHash,
+        tables: Sequence[EngramTable],
+        device: torch.device,
+        *,
+        enabled: bool = True,
     ) -> None:
         """Take what the parts of the model have made.
 
@@ -205,27 +204,26 @@ class EngramPrefetch:
             engram_hash: of all Engram layers.
             tables: of each of them, in order.
             device: of the model.
+            enabled: otherwise layers wait until all of it is there.
         """
         self.hash = engram_hash
         self._tables = tables
-        self._device = torch.get_device_module(device)
         # Some programs, which wait for the bus most of their time: they go first.
-        self._side = self._device.Stream(priority=-1)
+        self._side = SideStream(device, enabled=enabled, priority=-1)
 
     def start(self, batch: ForwardBatch) -> NgramValues:
-        """Launch all of it, after what the current stream has been given so far.
+        """Launch all of it, after what the current stream has been given so far."""
+        hashed = self._side.fork(partial(self.hash.rows, batch))
+        rows, live = hashed.value
+        gathered = {
+            layer: self._side.fork(partial(_gather, table, rows[:, layer]))
+            for layer, table in enumerate(self._tables)
+        }
+        return NgramValues(gathered, live)
 
-        Nothing else runs on the stream. So memory of its tensors is used again only after the next
-        step's ``start``, which waits for whatever reads them now.
-        """
-        self._side.wait_stream(self._device.current_stream())
-        of_layer, gathered = {}, {}
-        with self._device.stream(self._side):
-            rows, live = self.hash.rows(batch)
-            for layer, table in enumerate(self._tables):
-                of_layer[layer] = table.gather(rows[:, layer]).flatten(1)
-                gathered[layer] = self._side.record_event()
-        return NgramValues(of_layer, live, gathered)
+
+def _gather(table: EngramTable, rows: Tensor) -> Tensor:
+    return table.gather(rows).flatten(1)
 
 
 class Engram:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from leadline.models.common.mhc import MixSite
 from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
+from leadline.models.common.side_stream import FEW_ROWS, SideStream
 from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
 from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
@@ -70,10 +72,18 @@ class Block:
     """One transformer block, cut between filling its caches and attending."""
 
     def __init__(
-        self, params: Parameters, layer: int, config: ModelConfig, exact_rounding: bool
+        self,
+        params: Parameters,
+        layer: int,
+        config: ModelConfig,
+        exact_rounding: bool,
+        *,
+        mixing: SideStream,
+        indexing: SideStream,
     ) -> None:
         prefix, eps = f"layers.{layer}", config.rms_norm_eps
         self.layer, self.eps = layer, eps
+        self.mixing = mixing
         self.attn_norm = params.tensor(f"{prefix}.attn_norm.weight")
         self.ffn_norm = params.tensor(f"{prefix}.ffn_norm.weight")
         self.hc_attn, self.hc_ffn = (
@@ -86,7 +96,9 @@ class Block:
             )
             for site in ("attn", "ffn")
         )
-        self.attn = Attention(params, f"{prefix}.attn", config, layer, exact_rounding)
+        self.attn = Attention(
+            params, f"{prefix}.attn", config, layer, exact_rounding, beside=indexing
+        )
         self.ffn = MoE(
             params,
             f"{prefix}.ffn",
@@ -119,12 +131,18 @@ class Block:
         cache: CacheFields,
         chosen: Selection,
     ) -> Streams:
-        """Attention, then the experts; each site's ``pre`` is used one site later."""
-        pre, post, comb = self.hc_attn.coefficients(x)
+        """Attention, then the experts; each site's ``pre`` is used one site later.
+
+        What mixes a sublayer's output into the streams is wanted after it, and made beside it.
+        """
+        mixing = self.mixing.fork(partial(self.hc_attn.coefficients, x), num_rows=len(x))
         y = self.attn.read(u, qr, step, cache, chosen)
+        pre, post, comb = mixing.join()
         x, u = Streams(x, pre, Update(y, post, comb)).enter(self.ffn_norm, eps=self.eps)
-        carry, post, comb = self.hc_ffn.coefficients(x)
-        return Streams(x, carry, Update(self.ffn.forward(u, step.rows.req_of_row), post, comb))
+        mixing = self.mixing.fork(partial(self.hc_ffn.coefficients, x), num_rows=len(x))
+        y = self.ffn.forward(u, step.rows.req_of_row)
+        carry, post, comb = mixing.join()
+        return Streams(x, carry, Update(y, post, comb))
 
 
 class DeepseekV41:
@@ -137,6 +155,8 @@ class DeepseekV41:
         *,
         token_map: Sequence[int] | None,
         exact_rounding: bool = True,
+        side_streams: bool = True,
+        engram_prefetch: bool = True,
     ) -> None:
         """Build every module from the parameters' weight source.
 
@@ -145,6 +165,9 @@ class DeepseekV41:
             params: where weights come from, and their dtypes.
             token_map: Engram class of each token id (``engram.compressed_token_map``), or None.
             exact_rounding: bf16 only, see ``ops.sparse_attention``.
+            side_streams: in steps of few rows, coefficients and indexers run beside what does not
+                wait for them.
+            engram_prefetch: Engram rows are gathered beside the layers in front of them.
         """
         self.config = config
         device = params.device
@@ -160,15 +183,19 @@ class DeepseekV41:
             beta_slow=scaling.beta_slow,
             original_max_position_embeddings=scaling.original_max_position_embeddings,
         ).to(device)
+        # Two, or coefficients would hold up the selection that attention waits for.
+        mixing, indexing = (
+            SideStream(device, enabled=side_streams, max_rows=FEW_ROWS) for _ in range(2)
+        )
         self.blocks = [
-            Block(params, layer, config, exact_rounding)
+            Block(params, layer, config, exact_rounding, mixing=mixing, indexing=indexing)
             for layer in range(config.num_hidden_layers)
         ]
         self.prefetch: EngramPrefetch | None = None
         if config.engram_layer_ids:
             tables = [block.engram.table for block in self.blocks if block.engram is not None]
             engram_hash = EngramHash(config, token_map, device)
-            self.prefetch = EngramPrefetch(engram_hash, tables, device)
+            self.prefetch = EngramPrefetch(engram_hash, tables, device, enabled=engram_prefetch)
         # Of Engram layers: places among them of those above the cut.
         self.engrams_above = [
             i for i, layer in enumerate(config.engram_layer_ids) if layer > config.cut

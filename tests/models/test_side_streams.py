@@ -1,0 +1,178 @@
+"""Side streams: nothing is read before it is written, and results are the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leadline.engine.forwards import CudaCapture
+from leadline.kernels.registry import choose
+from leadline.models.batch import ForwardBatch, forward
+from leadline.models.common.side_stream import FEW_ROWS, Fork, SideStream
+from leadline.weights.engram_tables import TableMemory
+from tests.models.streams import FakeDevice, Race, Watched
+from tests.models.test_triton_backend import MODEL
+from tests.steps import Stepper, make_stepper
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    fake = FakeDevice()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: fake)
+    return fake
+
+
+class TestFork:
+    def test_work_is_launched_at_once_and_its_result_is_there_after_the_join(
+        self, device: FakeDevice
+    ) -> None:
+        x = torch.ones(3)
+        with Watched(device):
+            fork = SideStream(CPU).fork(partial(torch.add, x, 1))
+            assert device.ops_of("side 1") == 1
+            assert torch.equal(fork.join() * 2, torch.full((3,), 4.0))
+
+    def test_a_result_that_is_used_before_the_join_is_a_race(self, device: FakeDevice) -> None:
+        with Watched(device), pytest.raises(Race, match="on main does not come after"):
+            SideStream(CPU).fork(partial(torch.add, torch.ones(3), 1)).value * 2
+
+    def test_an_input_that_is_overwritten_before_the_join_is_a_race(
+        self, device: FakeDevice
+    ) -> None:
+        x = torch.ones(3)
+        with Watched(device):
+            fork = SideStream(CPU).fork(partial(torch.add, x, 1))
+            with pytest.raises(Race):
+                x.zero_()
+            fork.join()
+            x.zero_()
+
+    def test_forks_of_one_side_follow_each_other(self, device: FakeDevice) -> None:
+        side = SideStream(CPU)
+        with Watched(device):
+            first = side.fork(partial(torch.add, torch.ones(3), 1))
+            second = side.fork(partial(torch.mul, first.value, 2))
+            assert second.join().sum() == 12
+
+    def test_inputs_live_until_the_join(self, device: FakeDevice) -> None:
+        """Their memory would else be given to what the current stream is launched next."""
+        work = partial(torch.add, torch.ones(3), 1)
+        assert SideStream(CPU).fork(work).work is work
+
+    @pytest.mark.parametrize(
+        ("options", "num_rows", "is_beside"),
+        [
+            ({}, 10**6, True),
+            ({"enabled": False}, 1, False),
+            ({"max_rows": FEW_ROWS}, FEW_ROWS, True),
+            ({"max_rows": FEW_ROWS}, FEW_ROWS + 1, False),
+        ],
+        ids=str,
+    )
+    def test_what_is_turned_off_or_has_many_rows_runs_where_it_is_forked(
+        self, device: FakeDevice, options: dict[str, Any], num_rows: int, is_beside: bool
+    ) -> None:
+        with Watched(device):
+            fork: Fork[Tensor] = SideStream(CPU, **options).fork(
+                partial(torch.add, torch.ones(3), 1), num_rows
+            )
+        assert device.ops_of("side 1") == is_beside
+        assert (fork.end is not None) == is_beside
+
+
+def steps(made: Stepper) -> Iterator[ForwardBatch]:
+    """Prompts of few rows and of many, beside each other, and decodes."""
+    first, second, third = (made.start(list(range(3, 3 + n))) for n in (100, 30, 7))
+    yield made.batch([(first, FEW_ROWS + 1), (second, 2)])
+    yield made.batch([(second, 27), (third, 6)])
+    for _ in range(3):
+        yield made.batch([(first, 1)])
+    yield made.batch([(first, 1), (second, 1), (third, 1)])
+
+
+def logits(made: Stepper) -> list[Tensor]:
+    with torch.inference_mode():
+        return [made.model.logits(forward(made.model, batch)) for batch in steps(made)]
+
+
+def stepper(device: str = "cpu", **options: Any) -> Stepper:
+    return make_stepper(MODEL, device=device, block_size=16, num_slots=4, **options)
+
+
+def test_no_step_of_a_model_reads_what_is_not_ordered_before(device: FakeDevice) -> None:
+    """Coefficients, entries, selections and Engram rows; caches and windows likewise."""
+    made = stepper()
+    with Watched(device):
+        logits(made)
+    mixing, indexing, engram = device.streams[1:]
+    assert mixing.clock[mixing.name] > 0
+    assert indexing.clock[indexing.name] > 0
+    assert engram.clock[engram.name] > 0
+
+
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["mixing", "indexing", "engram"])
+def test_a_join_that_were_forgotten_would_be_found(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    made = stepper()
+    monkeypatch.setattr(device.streams[number], "record_event", lambda: {})
+    with Watched(device), pytest.raises(Race):
+        logits(made)
+
+
+def test_without_side_streams_and_prefetch_all_ops_are_of_one_stream(device: FakeDevice) -> None:
+    made = stepper(side_streams=False, engram_prefetch=False)
+    with Watched(device):
+        logits(made)
+    assert [stream.name for stream in device.streams] == ["main"]
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    DEVICE = torch.device("cuda")
+
+    @pytest.fixture(autouse=True)
+    def _kernels(self) -> Iterator[None]:
+        with choose("triton", self.DEVICE, torch.bfloat16).active():
+            yield
+
+    def make(self, *, beside: bool) -> Stepper:
+        return stepper(
+            "cuda",
+            dtype=torch.bfloat16,
+            packed=True,
+            table_memory=TableMemory(self.DEVICE),
+            side_streams=beside,
+            engram_prefetch=beside,
+        )
+
+    def test_logits_are_the_same_to_the_bit(self) -> None:
+        wanted = logits(self.make(beside=False))
+        for _ in range(3):
+            for got, want in zip(logits(self.make(beside=True)), wanted, strict=True):
+                assert torch.equal(got, want)
+
+    @torch.inference_mode()
+    def test_a_graph_has_them_as_branches_and_gives_the_same_to_the_bit(self) -> None:
+        wanted = logits(self.make(beside=False))[-1]
+        made = self.make(beside=True)
+        for batch in steps(made):
+            forward(made.model, batch)
+        out = torch.empty_like(wanted)
+
+        def run() -> None:
+            """What a step writes is what it finds when it runs again."""
+            out.copy_(made.model.logits(forward(made.model, batch)))
+
+        replay = CudaCapture()(run)
+        for _ in range(20):
+            out.zero_()
+            replay()
+            assert torch.equal(out, wanted)
