@@ -30,7 +30,7 @@ from leadline.kernels.reference import (
     window,
 )
 from leadline.kernels.reference import linear as linear_
-from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.reference.quant import round_trip_fp4_32, store_fp8_32
 from leadline.kernels.registry import op
 
 # These make no non-finite value of their own, so nothing watches them; contracts are at home.
@@ -202,7 +202,14 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 
 @op()
-def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) -> Tensor:
+def mhc_enter(
+    streams: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """What a sublayer reads: ``mhc_collapse``, then ``rms_norm``.
 
     Args:
@@ -210,11 +217,16 @@ def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) 
         mix: ``[m, S]`` wide.
         norm_weight: ``[D]`` wide.
         eps: of the norm.
+        fp8: codes ``[m, D]`` and exponents ``[m, D / 32]``, uint8, contiguous; receive the result
+            as ``quantize_fp8_32`` encodes it, for products that take their input so. None for none.
 
     Returns:
         ``[m, D]`` activations.
     """
-    return rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+    u = rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+    if fp8 is not None:
+        store_fp8_32(u, *fp8)
+    return u
 
 
 @op()
@@ -227,6 +239,8 @@ def mhc_seam(
     norm_weight: Tensor,
     *,
     eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """From one sublayer to the next: ``mhc_expand``, then ``mhc_enter`` (kernels.md 1).
 
@@ -238,12 +252,17 @@ def mhc_seam(
         mix: ``[m, S]`` wide, ``pre`` of the site before the next one.
         norm_weight: ``[D]`` wide, of the next sublayer.
         eps: of the norm.
+        fp8: of the next sublayer's input, as in ``mhc_enter``.
+        mean: ``[m, D]`` activations, rows contiguous; receives the mean over the new streams: what
+            draft layers read of a block that begins here (8.1). None for none.
 
     Returns:
         The new streams ``[m, S, D]`` and the next sublayer's input ``[m, D]``, activations.
     """
     expanded = mhc_expand(y, streams, post, comb)
-    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps)
+    if mean is not None:
+        mean.copy_(mhc.mhc_mean(expanded))
+    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps, fp8=fp8)
 
 
 @_unwatched
