@@ -618,6 +618,7 @@ def sparse_attention(
     *,
     exact_rounding: bool,
     lse: Tensor | None = None,
+    fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention over window rows and selected entries in one softmax, K = V (3.7).
 
@@ -643,6 +644,9 @@ def sparse_attention(
             sink not being one: -inf without keys. For ranks that each hold a part of a context:
             attending with sinks of -inf, they merge by
             ``sum_i exp(lse_i) out_i / (sum_i exp(lse_i) + exp(sink))``. None for none.
+        fp8: codes ``[m, H, d]`` and exponents ``[m, H, d / 32]``, uint8, contiguous; receive the
+            result as ``quantize_fp8_32`` encodes it, for an output projection that takes its input
+            so. None for none.
 
     Returns:
         ``[m, H, d]`` activations; a row without keys gives 0.
@@ -661,6 +665,7 @@ def sparse_attention(
         sink,
         exact_rounding=exact_rounding,
         lse=lse,
+        fp8=fp8,
     )
 
 

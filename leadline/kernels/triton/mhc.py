@@ -11,15 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.triton.formats import (
-    absmax,
-    cast,
-    encode_e4m3,
-    fp8_32_scale,
-    reciprocal_of_scale,
-)
+from leadline.kernels.triton.formats import cast
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.products import dot_parts
+from leadline.kernels.triton.quant import store_fp8_32
 
 # A projection is cut along its channels until there are two programs for each SM of an H200, into
 # multiples of so many channels.
@@ -223,13 +218,9 @@ def _seam(
             rounded = cast(scaled, u.dtype.element_ty)
             tl.store(u + row * WIDTH + at + lane, rounded, mask=at + lane < WIDTH)
             if codes is not None:
-                blocks = rounded.to(tl.float32).reshape(CHUNK // 32, 32)
-                exponent = fp8_32_scale(absmax(blocks, 1))
-                code = encode_e4m3(blocks * reciprocal_of_scale(exponent)[:, None]).reshape(CHUNK)
-                tl.store(codes + row * WIDTH + at + lane, code, mask=at + lane < WIDTH)
-                block = at // 32 + tl.arange(0, CHUNK // 32)
-                target = exponents + row * (WIDTH // 32) + block
-                tl.store(target, exponent.to(tl.uint8), mask=block < WIDTH // 32)
+                first = row * WIDTH + at + tl.arange(0, 1)
+                inside = at + 32 * tl.arange(0, CHUNK // 32)[None, :] < WIDTH
+                store_fp8_32(rounded.reshape(1, CHUNK), codes, exponents, first, inside)
 
 
 @triton.jit
