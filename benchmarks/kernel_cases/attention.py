@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases.case import Case, within
+from benchmarks.kernel_cases.case import Case, same, within
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import attention as reference
+from leadline.kernels.reference import quant
 from leadline.kernels.reference.indexer import entry_address
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies, rotate
@@ -107,28 +108,35 @@ def _unfused(
     return rotate(weights @ keys, cos, sin, inverse=True)
 
 
-def _with_lse(attend: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Outputs, and the logarithms of what they were divided by."""
+def _with_all(
+    attend: Callable[..., Tensor], *arguments: Any
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Outputs, logarithms of what they were divided by, and outputs in MXFP8."""
     q = arguments[0]
     lse = torch.empty(q.shape[:2], device=q.device, dtype=torch.float32)
-    return attend(*arguments, exact_rounding=False, lse=lse), lse
+    codes = torch.empty(q.shape, device=q.device, dtype=torch.uint8)
+    fp8 = codes, codes.new_empty(*q.shape[:2], WIDTH // 32)
+    return attend(*arguments, exact_rounding=False, lse=lse, fp8=fp8), lse, fp8
 
 
-def _check_with_lse(actual: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> float:
-    torch.testing.assert_close(actual[1], wanted[1], rtol=0, atol=1e-4)
-    return within(4e-3)(actual[0], wanted[0])
+def _check_all(actual: tuple[Any, ...], wanted: tuple[Any, ...]) -> float:
+    """Bounds of 8.7; codes and exponents are held to the kernel's own rounded outputs."""
+    out, lse, fp8 = actual
+    torch.testing.assert_close(lse, wanted[1], rtol=0, atol=1e-4)
+    same(fp8, quant.quantize_fp8_32(out))
+    return within(4e-3)(out, wanted[0])
 
 
-def _lse_case(rows: int) -> Case:
-    """The case of so many rows with the optional output."""
+def _case_of_all(rows: int) -> Case:
+    """The case of so many rows with both optional outputs."""
     plain = _case(rows)
     return dataclasses.replace(
         plain,
-        shape=f"{plain.shape},lse",
-        fused=functools.partial(_with_lse, attention.sparse_attention),
-        twin=functools.partial(_with_lse, reference.sparse_attention),
-        check=_check_with_lse,
-        bytes=plain.bytes + rows * HEADS * 4,
+        shape=f"{plain.shape},lse,fp8",
+        fused=functools.partial(_with_all, attention.sparse_attention),
+        twin=functools.partial(_with_all, reference.sparse_attention),
+        check=_check_all,
+        bytes=plain.bytes + rows * HEADS * (4 + WIDTH + WIDTH // 32),
         unfused=None,
     )
 
@@ -178,5 +186,5 @@ CASES = [
     *(_case(rows, heads=16, target_share=0.6) for rows in (8, 64, 512)),
     _case(1, kv=None, peers={"FlashMLA decode": 12.1}),
     _case(128, kv=None, peers={"FlashMLA decode": 15.8}),
-    *(_lse_case(rows) for rows in (1, 128)),
+    *(_case_of_all(rows) for rows in (1, 128)),
 ]

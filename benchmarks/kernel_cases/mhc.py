@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.kernel_cases.case import Case, Rate, relative_l2
 from leadline.kernels.reference import mhc as reference
-from leadline.kernels.reference import norm
+from leadline.kernels.reference import norm, quant
 from leadline.kernels.triton import mhc
 
 D, S, EPS = 5120, 4, 1e-20
@@ -177,7 +177,44 @@ def _cases(rows: int) -> list[Case]:
     ]
 
 
+def _seam_with_all(*operands: Tensor) -> tuple[Tensor, ...]:
+    """The seam, its input of the next sublayer in MXFP8 too, and the mean of its streams."""
+    y = operands[0]
+    codes = torch.empty(y.shape, device=y.device, dtype=torch.uint8)
+    exponents = codes.new_empty(len(y), D // 32)
+    mean = torch.empty_like(y)
+    expanded, u = mhc.mhc_seam(*operands, eps=EPS, fp8=(codes, exponents), mean=mean)
+    return expanded, u, mean, quant.dequantize_fp8_32(codes, exponents)
+
+
+def _reference_with_all(*operands: Tensor) -> tuple[Tensor, ...]:
+    expanded, u = _seam(*operands)
+    return expanded, u, reference.mhc_mean(expanded)
+
+
+def _all_alike(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+    """Codes and scales are held to the kernel's own rounded result."""
+    *results, from_fp8 = actual
+    assert torch.equal(from_fp8, quant.round_trip_fp8_32(results[1]).float())
+    return _rounded_alike(tuple(results), wanted)
+
+
 CASES = [case for rows in SEAM for case in _cases(rows)]
+CASES += [
+    Case(
+        kernel="1",
+        op="mhc_seam",
+        shape=f"T={rows},fp8,mean",
+        make=partial(_rows, rows),
+        fused=_seam_with_all,
+        twin=_reference_with_all,
+        check=_all_alike,
+        bytes=rows * (20 * D + 96 + D + D // 32 + 2 * D) + 4 * D,
+        flops=rows * D * 60,
+        rate=Rate.FP32,
+    )
+    for rows in (1, 64, 8192)
+]
 CASES += [
     Case(
         kernel="1",

@@ -30,7 +30,7 @@ from leadline.kernels.reference import (
     window,
 )
 from leadline.kernels.reference import linear as linear_
-from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.reference.quant import round_trip_fp4_32, store_fp8_32
 from leadline.kernels.registry import op
 
 # These make no non-finite value of their own, so nothing watches them; contracts are at home.
@@ -203,7 +203,14 @@ def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor
 
 
 @op()
-def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) -> Tensor:
+def mhc_enter(
+    streams: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """What a sublayer reads: ``mhc_collapse``, then ``rms_norm``.
 
     Args:
@@ -211,11 +218,16 @@ def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) 
         mix: ``[m, S]`` wide.
         norm_weight: ``[D]`` wide.
         eps: of the norm.
+        fp8: codes ``[m, D]`` and exponents ``[m, D / 32]``, uint8, contiguous; receive the result
+            as ``quantize_fp8_32`` encodes it, for products that take their input so. None for none.
 
     Returns:
         ``[m, D]`` activations.
     """
-    return rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+    u = rms_norm(mhc_collapse(streams, mix), norm_weight, eps=eps)
+    if fp8 is not None:
+        store_fp8_32(u, *fp8)
+    return u
 
 
 @op()
@@ -228,6 +240,8 @@ def mhc_seam(
     norm_weight: Tensor,
     *,
     eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """From one sublayer to the next: ``mhc_expand``, then ``mhc_enter`` (kernels.md 1).
 
@@ -239,12 +253,17 @@ def mhc_seam(
         mix: ``[m, S]`` wide, ``pre`` of the site before the next one.
         norm_weight: ``[D]`` wide, of the next sublayer.
         eps: of the norm.
+        fp8: of the next sublayer's input, as in ``mhc_enter``.
+        mean: ``[m, D]`` activations, rows contiguous; receives the mean over the new streams: what
+            draft layers read of a block that begins here (8.1). None for none.
 
     Returns:
         The new streams ``[m, S, D]`` and the next sublayer's input ``[m, D]``, activations.
     """
     expanded = mhc_expand(y, streams, post, comb)
-    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps)
+    if mean is not None:
+        mean.copy_(mhc.mhc_mean(expanded))
+    return expanded, mhc_enter(expanded, mix, norm_weight, eps=eps, fp8=fp8)
 
 
 @_unwatched
@@ -600,6 +619,7 @@ def sparse_attention(
     *,
     exact_rounding: bool,
     lse: Tensor | None = None,
+    fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention over window rows and selected entries in one softmax, K = V (3.7).
 
@@ -625,6 +645,9 @@ def sparse_attention(
             sink not being one: -inf without keys. For ranks that each hold a part of a context:
             attending with sinks of -inf, they merge by
             ``sum_i exp(lse_i) out_i / (sum_i exp(lse_i) + exp(sink))``. None for none.
+        fp8: codes ``[m, H, d]`` and exponents ``[m, H, d / 32]``, uint8, contiguous; receive the
+            result as ``quantize_fp8_32`` encodes it, for an output projection that takes its input
+            so. None for none.
 
     Returns:
         ``[m, H, d]`` activations; a row without keys gives 0.
@@ -643,6 +666,7 @@ def sparse_attention(
         sink,
         exact_rounding=exact_rounding,
         lse=lse,
+        fp8=fp8,
     )
 
 

@@ -26,6 +26,7 @@ from leadline.kernels.cpu.kv_store import unpack_rows
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import attention
+from leadline.kernels.reference.quant import store_fp8_32
 
 _NO_PAGES = np.empty((0, 1, 0), np.uint8)
 
@@ -46,6 +47,7 @@ def sparse_attention(
     *,
     exact_rounding: bool,
     lse: Tensor | None = None,
+    fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Row by row: gather and unpack the keys once for all heads, then a softmax of each head.
 
@@ -68,6 +70,7 @@ def sparse_attention(
                 sink,
                 exact_rounding=exact_rounding,
                 lse=lse,
+                fp8=fp8,
             )
         values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
     else:
@@ -93,6 +96,8 @@ def sparse_attention(
     )
     if lse is not None:
         lse.copy_(torch.from_numpy(logs))
+    if fp8 is not None:
+        store_fp8_32(torch.from_numpy(out), *fp8)
     return torch.from_numpy(out)
 
 

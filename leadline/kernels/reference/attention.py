@@ -11,6 +11,7 @@ from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.indexer import entry_address
 from leadline.kernels.reference.kv_store import load_rows
+from leadline.kernels.reference.quant import store_fp8_32
 from leadline.kernels.reference.rope import rotate
 
 _SOFTMAX_BLOCK = 64
@@ -31,6 +32,7 @@ def sparse_attention(
     *,
     exact_rounding: bool,
     lse: Tensor | None = None,
+    fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Row blocks bound the gathered keys; rows are independent of each other."""
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
@@ -64,7 +66,10 @@ def sparse_attention(
             lse[rows] = (highest + total.log()).squeeze(2)
         attended = _divide(sums, total + (sink.unsqueeze(-1) - highest).exp()).to(q.dtype)
         outputs.append(rotate(attended, cos[rows], sin[rows], inverse=True))
-    return torch.cat(outputs)
+    output = torch.cat(outputs)
+    if fp8 is not None:
+        store_fp8_32(output, *fp8)
+    return output
 
 
 def _plain_softmax(scores: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -51,6 +51,11 @@ def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     return (mix.unsqueeze(1) @ widen(streams)).squeeze(1).to(streams.dtype)
 
 
+def mhc_mean(streams: Tensor) -> Tensor:
+    """The mean over streams, rounded once."""
+    return widen(streams).mean(1).to(streams.dtype)
+
+
 def mhc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """``comb[:, i, o]``: the first index is the incoming stream."""
     added = post.unsqueeze(-1) * widen(y).unsqueeze(1)

@@ -112,6 +112,12 @@ def quantize_fp8_32(x: Tensor) -> tuple[Tensor, Tensor]:
     return encode_e4m3(scaled).flatten(-2), encode_ue8m0(scales).squeeze(-1)
 
 
+def store_fp8_32(x: Tensor, codes: Tensor, exponents: Tensor) -> None:
+    """``quantize_fp8_32`` into tensors that are there."""
+    for target, made in zip((codes, exponents), quantize_fp8_32(x), strict=True):
+        target.copy_(made)
+
+
 def dequantize_fp8_32(codes: Tensor, exponents: Tensor) -> Tensor:
     """Inverse of ``quantize_fp8_32``, float32; also rows of an Engram table."""
     scaled = decode_e4m3(codes).unflatten(-1, (-1, 32)) * decode_ue8m0(exponents).unsqueeze(-1)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
-from leadline.kernels.triton import attention_hopper, unpack
+from leadline.kernels.triton import attention_ends, attention_hopper, unpack
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
+from leadline.kernels.triton.quant import store_fp8_32
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
 _PART = 32  # slots: the least that a program of its own attends to
@@ -41,6 +42,7 @@ def sparse_attention(
     *,
     exact_rounding: bool,
     lse: Tensor | None = None,
+    fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """A program for up to 64 heads of a row; few rows are split over their keys and merged.
 
@@ -68,6 +70,7 @@ def sparse_attention(
     if hopper:  # which takes two at a time
         parts_per_split += parts_per_split % 2
     splits = triton.cdiv(parts, parts_per_split)
+    codes, exponents = fp8 or (None, None)
     partial, tops, totals = out, sink, sink
     if splits > 1:
         partial = torch.empty(rows, splits, heads, width, dtype=torch.float32, device=q.device)
@@ -91,6 +94,8 @@ def sparse_attention(
         tops,
         totals,
         lse,
+        codes,
+        exponents,
         rows,
         heads,
         q.stride(0),
@@ -125,6 +130,8 @@ def sparse_attention(
             sink,
             out,
             lse,
+            codes,
+            exponents,
             splits,
             width,
             cos.shape[1],
@@ -141,7 +148,8 @@ def _suits_hopper(q: Tensor, cos: Tensor, window: RecordField, kv: RecordField |
     records = {window.record} if kv is None else {window.record, kv.record}
     return (
         q.dtype == torch.bfloat16
-        and (q.shape[2], 2 * cos.shape[1]) == (attention_hopper.WIDTH, attention_hopper.ROTATED)
+        and (q.shape[2], 2 * cos.shape[1])
+        == (attention_ends.WIDTH.value, attention_ends.ROTATED.value)
         and records <= {Record.FP4_16, Record.FP8_32}
     )
 
@@ -177,6 +185,8 @@ def _attend(
     tops,
     totals,
     lse,
+    codes,
+    exponents,
     num_rows,
     num_heads,
     q_row,
@@ -275,6 +285,10 @@ def _attend(
             result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
             at = out + (row * num_heads + head[:, None]) * WIDTH + channel
             tl.store(at, result, mask=is_head[:, None])
+            if codes is not None:
+                inside = tl.broadcast_to(is_head[:, None], (HEADS, WIDTH // 32))
+                first = (row * num_heads + head) * WIDTH
+                store_fp8_32(result, codes, exponents, first, inside)
             if lse is not None:
                 tl.store(lse + row * num_heads + head, _log_sum(top, total), mask=is_head)
         query = tl.zeros([HEADS, WIDTH], tl.bfloat16)
@@ -362,6 +376,8 @@ def _merge(
     sink,
     out,
     lse,
+    codes,
+    exponents,
     num_splits,
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -384,6 +400,9 @@ def _merge(
     bias = tl.load(sink + head)
     result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
     tl.store(out + place * WIDTH + channel, result)
+    if codes is not None:
+        inside = tl.full([1, WIDTH // 32], True, tl.int1)
+        store_fp8_32(result, codes, exponents, place * WIDTH + tl.arange(0, 1), inside)
     if lse is not None:
         tl.store(lse + place + tl.arange(0, 1), _log_sum(top, total))
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
     fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_init,
@@ -22,6 +21,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from leadline.kernels.triton import rings
+from leadline.kernels.triton.attention_ends import (
+    HEADS,
+    OF_SUMS,
+    SUMS,
+    WIDTH,
+    Ends,
+    finish_query,
+    start_query,
+    store,
+    store_partial,
+)
 from leadline.kernels.triton.attention_keys import (
     BLOCK,
     HALF,
@@ -35,20 +45,12 @@ from leadline.kernels.triton.attention_keys import (
 )
 from leadline.kernels.triton.unpack import UNIT
 
-WIDTH, ROTATED = 512, 64
-"""Channels, and those of them that turn, that the kernel is made for."""
-
-_WIDTH = gl.constexpr(WIDTH)
-_HEADS = gl.constexpr(64)  # of a program; the last stands in for those that are missing
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _LN_2 = gl.constexpr(0.6931471805599453)
 _SLACK = gl.constexpr(24.0)
 
 _SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
-_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 _OF_SCORES = gl.constexpr(gl.SliceLayout(1, _SCORES.value))
-_OF_SUMS = gl.constexpr(gl.SliceLayout(1, _SUMS.value))
-_COALESCED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 _BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16))
 _WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(64, 16))
@@ -63,20 +65,6 @@ class _Weights(NamedTuple):
     shrunk: Any
     full: Any
     empty: Any
-
-
-class _Ends(NamedTuple):
-    """Tensors of a row's beginning and end."""
-
-    q: Any
-    cos: Any
-    sin: Any
-    sink: Any
-    out: Any
-    partial: Any
-    tops: Any
-    totals: Any
-    lse: Any
 
 
 @gluon.jit(
@@ -109,6 +97,8 @@ def attend(
     tops,
     totals,
     lse,
+    codes,
+    exponents,
     num_rows,
     num_heads,
     q_row,
@@ -136,12 +126,12 @@ def attend(
     first = gl.program_id(1) * parts_per_split
     blocks = (gl.minimum(parts_per_split, num_blocks - first) + 1) // 2 * 2
     work = Work(num_rows, num_heads, first, blocks, window_blocks)
-    ends = _Ends(q, cos, sin, sink, out, partial, tops, totals, lse)
-    query = gl.allocate_shared_memory(gl.bfloat16, [1, _HEADS, _WIDTH], _BF16)
+    ends = Ends(q, cos, sin, sink, out, partial, tops, totals, lse, codes, exponents)
+    query = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, WIDTH], _BF16)
     keys = new_ring(2)
     weights = _Weights(
-        gl.allocate_shared_memory(gl.bfloat16, [2, _HEADS, BLOCK], _WEIGHTS),
-        gl.allocate_shared_memory(gl.float32, [2, _HEADS], _VECTOR),
+        gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, BLOCK], _WEIGHTS),
+        gl.allocate_shared_memory(gl.float32, [2, HEADS], _VECTOR),
         gl.allocate_shared_memory(gl.int32, [2, 1], _VECTOR),
         rings.barriers(2, 1),
         rings.barriers(2, 1),
@@ -179,46 +169,24 @@ def attend(
 
 
 @gluon.jit
-def _start_query(query, ends, row, num_heads, q_row, q_head):
-    """Begin to copy a row's queries into shared memory."""
-    head = gl.program_id(2) * _HEADS + gl.arange(0, _HEADS, layout=gl.SliceLayout(1, _COALESCED))
-    at = ends.q + row * q_row + gl.minimum(head, num_heads - 1)[:, None] * q_head
-    channel = gl.arange(0, _WIDTH, layout=gl.SliceLayout(0, _COALESCED))
-    async_copy.async_copy_global_to_shared(query.index(0), at + channel[None, :])
-    async_copy.commit_group()
-
-
-@gluon.jit
-def _finish_query(query, ends, row):
-    """Turn the last channels of queries that were copied."""
-    async_copy.wait_group(0)
-    parts = query._reinterpret(gl.bfloat16, [_WIDTH // 64, _HEADS, 64], _BF16)
-    last = parts.index(_WIDTH // 64 - 1)
-    turned = _rotate(last.load(_COALESCED).to(gl.float32), ends.cos, ends.sin, row, False)
-    last.store(turned.to(gl.bfloat16))
-    fence_async_shared()
-    gl.thread_barrier()
-
-
-@gluon.jit
 def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr):
     """Scores, their softmax, and the left half of the sums.
 
     A block is multiplied while the one before is normalised.
     """
-    head = gl.program_id(2) * _HEADS + gl.arange(0, _HEADS, layout=_OF_SCORES)
+    head = gl.program_id(2) * HEADS + gl.arange(0, HEADS, layout=_OF_SCORES)
     is_head = head < work.num_heads
     first_row = gl.program_id(0).to(gl.int64)
-    _start_query(query, ends, first_row, work.num_heads, q_row, q_head)
+    start_query(query, ends, first_row, work.num_heads, q_row, q_head)
     # Carried from row to row, so that none need be cleared while a product is under way.
-    sums = gl.zeros([_HEADS, HALF], gl.float32, _SUMS)
+    sums = gl.zeros([HEADS, HALF], gl.float32, SUMS)
     turn = 0
     weights_turn = 0
     for row_number in range(gl.program_id(0), work.num_rows, gl.num_programs(0)):
         row = gl.cast(row_number, gl.int64)
-        top = gl.full([_HEADS], -1e30, gl.float32, _OF_SCORES)
-        total = gl.zeros([_HEADS], gl.float32, _OF_SCORES)
-        _finish_query(query, ends, row)
+        top = gl.full([HEADS], -1e30, gl.float32, _OF_SCORES)
+        total = gl.zeros([HEADS], gl.float32, _OF_SCORES)
+        finish_query(query, ends, row)
         running = warpgroup_mma_init(sums)
         even = _multiply(query, keys, turn)
         for pair in range(work.blocks // 2 - 1):
@@ -237,7 +205,7 @@ def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr)
         rings.arrive(keys.empty, turn)
         following = row + gl.num_programs(0)
         if following < work.num_rows:
-            _start_query(query, ends, following, work.num_heads, q_row, q_head)
+            start_query(query, ends, following, work.num_heads, q_row, q_head)
         turn += 1
         weights_turn += 1
         scores, highest, rises = _octaves(scores, top, keys, turn)
@@ -254,7 +222,7 @@ def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr)
             at = (row * gl.num_programs(1) + gl.program_id(1)) * work.num_heads + head
             gl.store(ends.tops + at, top, mask=is_head)
             gl.store(ends.totals + at, total, mask=is_head)
-            _store_partial(sums, ends.partial, row, work.num_heads, 0)
+            store_partial(sums, ends.partial, row, work.num_heads, 0)
         else:
             bias = gl.load(ends.sink + head, mask=is_head, other=0.0)
             bias = gl.minimum(bias * _LOG2_E, 1e30)
@@ -270,19 +238,19 @@ def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr)
             if ends.lse is not None:
                 log_sum = (top + gl.log2(total)) * _LN_2
                 gl.store(ends.lse + row * work.num_heads + head, log_sum, mask=is_head)
-            factor = gl.convert_layout(factor, _OF_SUMS)
-            _store(sums * factor[:, None], ends, row, work.num_heads, 0)
+            factor = gl.convert_layout(factor, OF_SUMS)
+            store(sums * factor[:, None], ends, row, work.num_heads, 0)
 
 
 @gluon.jit
 def _multiply(query, keys, turn):
     """Start the products of all queries with a block of keys."""
     rings.wait_full(keys.full, turn)
-    block = keys.blocks._reinterpret(gl.bfloat16, [STAGES, BLOCK, _WIDTH], _BF16)
+    block = keys.blocks._reinterpret(gl.bfloat16, [STAGES, BLOCK, WIDTH], _BF16)
     block = block.index(turn % STAGES).permute((1, 0))
     # An index of 0 that the compiler does not see: it would keep 32 descriptors in registers.
     values = query.index(turn // 2**30)
-    scores = gl.zeros([_HEADS, BLOCK], gl.float32, _SCORES)
+    scores = gl.zeros([HEADS, BLOCK], gl.float32, _SCORES)
     return warpgroup_mma(values, block, scores, use_acc=False, is_async=True)
 
 
@@ -310,7 +278,7 @@ def _octaves(scores, top, keys, turn):
     Weights may pass one: bf16 and float32 are as exact there. Sums follow the maximum only where
     scores rise by more than ``_SLACK`` octaves, so that they are seldom multiplied.
     """
-    factor: gl.constexpr = _LOG2_E / (_WIDTH**0.5 * UNIT)
+    factor: gl.constexpr = _LOG2_E / (WIDTH**0.5 * UNIT)
     mask = keys.masks.index(turn % STAGES).load(gl.SliceLayout(0, _SCORES))
     scores = scores * factor + mask[None, :]
     highest = gl.max(scores, axis=1)
@@ -324,7 +292,7 @@ def _follow(sums, top, total, highest, weights, weights_turn):
     highest = gl.maximum(top, highest)
     shrink = gl.exp2(top - highest)
     weights.shrinks.index(weights_turn % 2).store(shrink)
-    return sums * gl.convert_layout(shrink, _OF_SUMS)[:, None], highest, total * shrink
+    return sums * gl.convert_layout(shrink, OF_SUMS)[:, None], highest, total * shrink
 
 
 @gluon.jit
@@ -340,7 +308,7 @@ def _weigh(scores, rises, sums, top, total, keys, weights, turn, weights_turn, h
     rings.arrive(weights.full, weights_turn)
     values = keys.blocks._reinterpret(gl.bfloat16, [2 * STAGES, BLOCK, HALF], _BF16)
     values = values.index(2 * (turn % STAGES))
-    rounded = gl.convert_layout(rounded, gl.DotOperandLayout(0, _SUMS, 2))
+    rounded = gl.convert_layout(rounded, gl.DotOperandLayout(0, SUMS, 2))
     sums = warpgroup_mma(rounded, values, sums, use_acc=has_sums, is_async=True)
     return sums, total + gl.sum(exact, axis=1)
 
@@ -353,12 +321,12 @@ def _sum(keys, weights, ends, work, SPLIT: gl.constexpr):
     weights_turn = 0
     for row_number in range(gl.program_id(0), work.num_rows, gl.num_programs(0)):
         row = gl.cast(row_number, gl.int64)
-        sums = gl.zeros([_HEADS, HALF], gl.float32, _SUMS)
+        sums = gl.zeros([HEADS, HALF], gl.float32, SUMS)
         for _ in range(work.blocks):
             stage = weights_turn % 2
             rings.wait_full(weights.full, weights_turn)
             if gl.max(weights.shrunk.index(stage).load(_ONE), axis=0) > 0:
-                sums = sums * weights.shrinks.index(stage).load(_OF_SUMS)[:, None]
+                sums = sums * weights.shrinks.index(stage).load(OF_SUMS)[:, None]
             values = halves.index(2 * (turn % STAGES) + 1)
             sums = warpgroup_mma(weights.blocks.index(stage), values, sums, is_async=True)
             sums = warpgroup_mma_wait(0, deps=(sums,))
@@ -367,55 +335,10 @@ def _sum(keys, weights, ends, work, SPLIT: gl.constexpr):
             turn += 1
             weights_turn += 1
         if SPLIT:
-            _store_partial(sums, ends.partial, row, work.num_heads, 1)
+            store_partial(sums, ends.partial, row, work.num_heads, 1)
         else:
             rings.wait_full(weights.full, weights_turn)
-            factor = weights.shrinks.index(weights_turn % 2).load(_OF_SUMS)
+            factor = weights.shrinks.index(weights_turn % 2).load(OF_SUMS)
             rings.arrive(weights.empty, weights_turn)
             weights_turn += 1
-            _store(sums * factor[:, None], ends, row, work.num_heads, 1)
-
-
-@gluon.jit
-def _store_partial(sums, partial, row, num_heads, SIDE: gl.constexpr):
-    head = gl.program_id(2) * _HEADS + gl.arange(0, _HEADS, layout=_OF_SUMS)
-    channel = SIDE * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(0, _SUMS))
-    at = (row * gl.num_programs(1) + gl.program_id(1)) * num_heads + head
-    at = partial + at[:, None] * _WIDTH + channel[None, :]
-    gl.store(at, sums, mask=(head < num_heads)[:, None])
-
-
-@gluon.jit
-def _store(x, ends, row, num_heads, SIDE: gl.constexpr):
-    """Half of a row's outputs, 64 channels at a time; the last of all are turned back."""
-    head = gl.program_id(2) * _HEADS + gl.arange(0, _HEADS, layout=gl.SliceLayout(1, _COALESCED))
-    channel = SIDE * HALF + gl.arange(0, 64, layout=gl.SliceLayout(0, _COALESCED))
-    at = ends.out + (row * num_heads + head[:, None]) * _WIDTH + channel[None, :]
-    left, right = _halves(x)
-    a, b = _halves(left)
-    c, d = _halves(right)
-    if SIDE == 1:
-        d = _rotate(d, ends.cos, ends.sin, row, True)
-    parts = (a, b, c, d)
-    for part in gl.static_range(4):
-        value = gl.convert_layout(parts[part].to(gl.bfloat16), _COALESCED)
-        gl.store(at + part * 64, value, mask=(head < num_heads)[:, None], cache_modifier=".cs")
-
-
-@gluon.jit
-def _halves(x):
-    """Left and right columns, which each thread has of its own."""
-    return gl.split(gl.permute(gl.reshape(x, [_HEADS, 2, x.shape[1] // 2]), (0, 2, 1)))
-
-
-@gluon.jit
-def _rotate(x, cos, sin, row, BACK: gl.constexpr):
-    """Adjacent channels of ``[n, 64]`` as complex numbers, turned or turned back."""
-    pairs: gl.constexpr = x.shape[1] // 2
-    even, odd = gl.split(gl.reshape(x, [x.shape[0], pairs, 2]))
-    pair = row * pairs + gl.arange(0, pairs, layout=gl.SliceLayout(0, even.type.layout))
-    turn_cos, turn_sin = gl.load(cos + pair)[None, :], gl.load(sin + pair)[None, :]
-    if BACK:
-        turn_sin = -turn_sin
-    turned = gl.join(even * turn_cos - odd * turn_sin, even * turn_sin + odd * turn_cos)
-    return gl.convert_layout(gl.reshape(turned, x.shape), x.type.layout)
+            store(sums * factor[:, None], ends, row, work.num_heads, 1)

@@ -21,7 +21,7 @@ _FLOOR_FP4 = tl.constexpr(6 * 2.0**-126)
 # Four values at a time, and not by ``.to``: where codes of one conversion meet codes of another in
 # a register and are used by themselves too, ptxas 12.8 merges the conversions and forgets the
 # second use, which then reads the stack pointer. Here a pair of codes has one use.
-_ENCODE_E4M3 = tl.constexpr("""
+ENCODE_E4M3 = tl.constexpr("""
 {
     .reg .b16 low, high;
     cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
@@ -70,7 +70,7 @@ def encode_e4m3(x):
     """Float32 -> E4M3 codes (uint8), clamped to +-448, to nearest even; NaN becomes a NaN code."""
     if NATIVE_CASTS and cuda_capability_geq(8, 9):
         return tl.inline_asm_elementwise(
-            _ENCODE_E4M3, "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4
+            ENCODE_E4M3, "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4
         )
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF

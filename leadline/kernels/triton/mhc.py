@@ -14,6 +14,7 @@ from torch import Tensor
 from leadline.kernels.triton.formats import cast
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.products import dot_parts
+from leadline.kernels.triton.quant import store_fp8_32
 
 # A projection is cut along its channels until there are two programs for each SM of an H200, into
 # multiples of so many channels.
@@ -29,19 +30,35 @@ def mhc_seam(
     norm_weight: Tensor,
     *,
     eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One program a row, which stays in registers from its reading to its writing."""
     expanded, u = _like(streams), _like(y)
     _launch_seam(
-        streams, y, post, comb, expanded=expanded, mix=mix, norm_weight=norm_weight, u=u, eps=eps
+        *(streams, y, post, comb),
+        expanded=expanded,
+        mix=mix,
+        norm_weight=norm_weight,
+        u=u,
+        eps=eps,
+        fp8=fp8,
+        mean=mean,
     )
     return expanded, u
 
 
-def mhc_enter(streams: Tensor, mix: Tensor, norm_weight: Tensor, *, eps: float) -> Tensor:
+def mhc_enter(
+    streams: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """The second half of a seam."""
     u = streams.new_empty(streams.shape[0], streams.shape[2])
-    _launch_seam(streams, mix=mix, norm_weight=norm_weight, u=u, eps=eps)
+    _launch_seam(streams, mix=mix, norm_weight=norm_weight, u=u, eps=eps, fp8=fp8)
     return u
 
 
@@ -67,9 +84,12 @@ def _launch_seam(
     norm_weight: Tensor | None = None,
     u: Tensor | None = None,
     eps: float = 0.0,
+    fp8: tuple[Tensor, Tensor] | None = None,
+    mean: Tensor | None = None,
 ) -> None:
     """What writes ``expanded``, what writes ``u``, or both."""
     rows, num_streams, width = streams.shape
+    codes, exponents = fp8 or (None, None)
     if rows:
         _seam[(rows,)](
             streams,
@@ -80,9 +100,13 @@ def _launch_seam(
             mix,
             norm_weight,
             u,
+            codes,
+            exponents,
+            mean,
             streams.stride(0),
             streams.stride(1),
             0 if y is None else y.stride(0),
+            0 if mean is None else mean.stride(0),
             eps,
             bucket(rows),
             num_streams,
@@ -110,16 +134,23 @@ def _seam(
     mix,
     norm_weight,
     u,
+    codes,
+    exponents,
+    mean,
     row_stride,
     stream_stride,
     y_stride,
+    mean_stride,
     eps,
     rows_bucket,
     S: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One row: without ``y`` nothing is added to the streams, without ``mix`` nothing entered."""
+    """One row: without ``y`` nothing is added to the streams, without ``mix`` nothing entered.
+
+    Of ``codes``, ``exponents`` and ``mean`` it writes those that are there.
+    """
     await_previous()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, CHUNK)
@@ -157,6 +188,7 @@ def _seam(
     for at in tl.static_range(0, WIDTH, CHUNK):
         channel = at + lane
         total = tl.zeros((CHUNK,), tl.float32)
+        average = tl.zeros((CHUNK,), tl.float32)
         for o in tl.static_range(S):
             new = old[at // CHUNK * S + o]
             if y is not None:
@@ -168,6 +200,11 @@ def _seam(
                 tl.store(target, new, mask=channel < WIDTH)
             if mix is not None:
                 total += shares[o] * new.to(tl.float32)
+            if mean is not None:
+                average += new.to(tl.float32)
+        if mean is not None:
+            average = cast(average / S, mean.dtype.element_ty)
+            tl.store(mean + row * mean_stride + channel, average, mask=channel < WIDTH)
         if mix is not None:
             collapsed += (cast(total, u.dtype.element_ty),)
             rounded = collapsed[at // CHUNK].to(tl.float32)
@@ -178,8 +215,12 @@ def _seam(
         for at in tl.static_range(0, WIDTH, CHUNK):
             scaled = collapsed[at // CHUNK].to(tl.float32) * factor
             scaled *= weights[at // CHUNK].to(tl.float32)
-            target = u + row * WIDTH + at + lane
-            tl.store(target, cast(scaled, u.dtype.element_ty), mask=at + lane < WIDTH)
+            rounded = cast(scaled, u.dtype.element_ty)
+            tl.store(u + row * WIDTH + at + lane, rounded, mask=at + lane < WIDTH)
+            if codes is not None:
+                first = row * WIDTH + at + tl.arange(0, 1)
+                inside = at + 32 * tl.arange(0, CHUNK // 32)[None, :] < WIDTH
+                store_fp8_32(rounded.reshape(1, CHUNK), codes, exponents, first, inside)
 
 
 @triton.jit

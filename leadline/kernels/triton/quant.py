@@ -1,4 +1,4 @@
-"""Activations rounded to MXFP8 and back: what packed products do to their input (v41-model 7.3)."""
+"""Activations in MXFP8: what packed products make of their input (v41-model 7.3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.triton.formats import absmax, fp8_32_scale, round_trip_e4m3, to_bf16
+from leadline.kernels.triton.formats import (
+    absmax,
+    encode_e4m3,
+    fp8_32_scale,
+    reciprocal_of_scale,
+    round_trip_e4m3,
+    to_bf16,
+)
 from leadline.kernels.triton.launch import hold_next, overlapped
 
 _BLOCK = 2048
@@ -43,3 +50,25 @@ def on_fp8_32_grid(x):
     blocks = x.reshape(rows, width // 32, 32)
     blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 2))[:, :, None])
     return to_bf16(blocks.reshape(rows, width))
+
+
+@triton.jit
+def store_fp8_32(x, codes, exponents, first, inside):
+    """Write rows of bf16 values as ``reference.quant.quantize_fp8_32`` encodes them.
+
+    Args:
+        x: ``[rows, n]`` bf16.
+        codes: a contiguous tensor of channels.
+        exponents: of its blocks.
+        first: ``[rows]`` int64 places of the rows' first channels, multiples of 32.
+        inside: ``[rows, n / 32]``, blocks that are written.
+    """
+    ROWS: tl.constexpr = x.shape[0]
+    BLOCKS: tl.constexpr = x.shape[1] // 32
+    values = x.to(tl.float32).reshape(ROWS, BLOCKS, 32)
+    exponent = fp8_32_scale(absmax(values, 2))
+    code = encode_e4m3(values * reciprocal_of_scale(exponent)[:, :, None])
+    block = first[:, None] // 32 + tl.arange(0, BLOCKS)
+    tl.store(exponents + block, exponent.to(tl.uint8), mask=inside)
+    at = block[:, :, None] * 32 + tl.arange(0, 32)
+    tl.store(codes + at, code, mask=inside[:, :, None])

@@ -11,6 +11,7 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
+from leadline.kernels.reference.quant import quantize_fp8_32
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.registry import Kernels
 from tests.kernels.cpu.conftest import Both
@@ -53,11 +54,15 @@ def test_sparse_attention(both: Both, rows: int, record: Record | None) -> None:
     torch.testing.assert_close(*attend(both, case(rows, record)), rtol=2e-5, atol=2e-6)
 
 
-def test_lse(numba_kernels: Kernels) -> None:
+def test_lse_and_outputs_in_fp8(numba_kernels: Kernels) -> None:
     arguments = case(7, Record.FP4_16).values()
     fast, wanted = torch.full((2, 7, HEADS), torch.nan)
+    codes = torch.empty(7, HEADS, WIDTH, dtype=torch.uint8)
+    fp8 = codes, codes[..., : WIDTH // 32].clone()
     with numba_kernels.active():
-        ops.sparse_attention(*arguments, exact_rounding=True, lse=fast)
+        out = ops.sparse_attention(*arguments, exact_rounding=True, lse=fast, fp8=fp8)
+    for made, encoded in zip(fp8, quantize_fp8_32(out), strict=True):
+        assert torch.equal(made, encoded)
     ops.sparse_attention(*arguments, exact_rounding=True, lse=wanted)
     assert (fast[3] == -torch.inf).all()
     torch.testing.assert_close(fast, wanted, rtol=2e-6, atol=2e-6)

@@ -13,6 +13,7 @@ from torch import Tensor
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference.attention import sparse_attention
+from leadline.kernels.reference.quant import quantize_fp8_32
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.weights.load import CheckpointSource
 
@@ -33,9 +34,15 @@ class Case:
     selected: Tensor | None
     sink: Tensor
 
-    def run(self, *, exact_rounding: bool = False, lse: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        *,
+        exact_rounding: bool = False,
+        lse: Tensor | None = None,
+        fp8: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         arguments = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return sparse_attention(*arguments, exact_rounding=exact_rounding, lse=lse)
+        return sparse_attention(*arguments, exact_rounding=exact_rounding, lse=lse, fp8=fp8)
 
     def run_with_lse(self, *, exact_rounding: bool = False) -> tuple[Tensor, Tensor]:
         lse = torch.full(self.q.shape[:2], math.nan, dtype=self.sink.dtype)
@@ -278,3 +285,12 @@ def test_parts_of_a_context_merge_by_their_lse() -> None:
     merged /= (weights.sum(0) + case.sink.exp()).unsqueeze(2)
     torch.testing.assert_close(merged, whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(lses.logsumexp(0), lse_of_whole, rtol=0, atol=1e-12)
+
+
+def test_outputs_in_fp8_are_the_rounded_outputs() -> None:
+    case = make_case(dtype=torch.bfloat16)
+    codes = torch.empty(case.q.shape, dtype=torch.uint8)
+    fp8 = codes, codes[..., : case.q.shape[2] // 32].clone()
+    out = case.run(fp8=fp8)
+    for actual, wanted in zip(fp8, quantize_fp8_32(out), strict=True):
+        assert torch.equal(actual, wanted)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leadline.kernels import ops
-from leadline.kernels.reference import mhc, norm
+from leadline.kernels.reference import mhc, norm, quant
 from leadline.weights.load import CheckpointSource
 
 EPS, HC_EPS, ROUNDS = 1e-20, 1e-6, 20
@@ -146,3 +146,16 @@ class TestMixing:
         row = mhc.mhc_collapse(expanded, mix)
         assert row.dtype is dtype
         assert torch.equal(u, norm.rms_norm(row, weight, eps=EPS))
+
+    def test_seam_gives_more_on_demand(self, dtype: torch.dtype) -> None:
+        streams, y, post, comb = self.make(dtype)
+        mix, weight = post.flip(1), torch.rand(32).to(post.dtype)
+        fp8 = torch.empty(6, 32, dtype=torch.uint8), torch.empty(6, 1, dtype=torch.uint8)
+        mean = torch.empty(6, 32, dtype=dtype)
+        expanded, u = ops.mhc_seam(
+            *(y, streams, post, comb, mix, weight), eps=EPS, fp8=fp8, mean=mean
+        )
+        exact = expanded.double().mean(1).to(dtype)
+        torch.testing.assert_close(mean, exact, rtol=1e-6, atol=1e-6)
+        for actual, wanted in zip(fp8, quant.quantize_fp8_32(u), strict=True):
+            assert torch.equal(actual, wanted)

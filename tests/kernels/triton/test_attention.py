@@ -17,6 +17,7 @@ from leadline.core.errors import ConfigError
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import attention as reference
+from leadline.kernels.reference import quant
 from leadline.kernels.reference.kv_store import pack_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.triton import attention
@@ -63,10 +64,10 @@ class Case:
     def run(
         self,
         function: Callable[..., Tensor] = attention.sparse_attention,
-        lse: Tensor | None = None,
+        **outputs: object,
     ) -> Tensor:
         arguments = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return function(*arguments, exact_rounding=False, lse=lse)
+        return function(*arguments, exact_rounding=False, **outputs)
 
     def replace(self, **changes: object) -> Case:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
@@ -76,7 +77,7 @@ class Case:
         shape = self.q.shape[:2]
         actual, wanted = (torch.full(shape, math.nan, device=self.q.device) for _ in range(2))
         assert torch.equal(self.run(lse=actual), self.run())
-        self.run(reference.sparse_attention, wanted)
+        self.run(reference.sparse_attention, lse=wanted)
         torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-4)
         return actual
 
@@ -221,6 +222,34 @@ def test_lse_of_a_broken_row_is_nan(device: torch.device, programs: None) -> Non
     case.run(lse=lse)
     assert lse[1].isnan().all()
     assert lse[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("heads", [5, 20])
+def test_outputs_in_fp8_are_the_rounded_outputs(
+    device: torch.device, programs: None, heads: int
+) -> None:
+    """A row without keys is zeros with the least scale."""
+    case = make_case(device, heads=heads)
+    assert case.selected is not None
+    case.window_index[1], case.selected[1] = -1, -1
+    codes = torch.full((3, heads, WIDTH), 1, device=device, dtype=torch.uint8)
+    exponents = codes[..., : WIDTH // 32].clone()
+    out = case.run(fp8=(codes, exponents))
+    assert torch.equal(out, case.run())
+    for actual, wanted in zip((codes, exponents), quant.quantize_fp8_32(out), strict=True):
+        assert torch.equal(actual, wanted)
+
+
+@whole
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's maximum is numpy's
+def test_broken_outputs_in_fp8_are_broken(device: torch.device, programs: None) -> None:
+    case = make_case(device)
+    case.q[1] = math.nan
+    codes = torch.zeros(3, 16, WIDTH, device=device, dtype=torch.uint8)
+    exponents = codes[..., : WIDTH // 32].clone()
+    case.run(fp8=(codes, exponents))
+    assert (exponents[1] == 255).all()
+    assert (exponents[[0, 2]] < 255).all()
 
 
 def test_no_rows(device: torch.device) -> None:

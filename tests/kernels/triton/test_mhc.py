@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from leadline.kernels import ops
 from leadline.kernels.reference import mhc as reference
+from leadline.kernels.reference import quant
 from leadline.kernels.triton import mhc
 
 EPS, S = 1e-20, 4
@@ -72,6 +73,48 @@ def test_seam_equals_its_halves(device: torch.device) -> None:
     expanded, u = mhc.mhc_seam(*site.seam, eps=EPS)
     assert torch.equal(mhc.mhc_expand(*site.seam[:4]), expanded)
     assert torch.equal(mhc.mhc_enter(expanded, site.mix, site.weight, eps=EPS), u)
+
+
+@pytest.mark.parametrize("width", [64, 1280])
+def test_seam_gives_its_input_in_fp8_and_the_mean_of_streams(
+    device: torch.device, width: int
+) -> None:
+    """What draft layers read lies in wider rows; nothing else changes."""
+    site = Site(3, width, device)
+    site.streams[1], site.y[1] = 0, 0
+    site.y[2, 5] = torch.nan
+    expanded, u = mhc.mhc_seam(*site.seam, eps=EPS)
+    fp8 = fp8_rows(3, width, device)
+    features = torch.full((3, 3 * width), 7.0, device=device, dtype=torch.bfloat16)
+    mean = features[:, width : 2 * width]
+    for a, b in zip(
+        mhc.mhc_seam(*site.seam, eps=EPS, fp8=fp8, mean=mean), (expanded, u), strict=True
+    ):
+        assert torch.equal(a.view(torch.int16), b.view(torch.int16))
+    assert_encodes(fp8, u)
+    assert_rounded_alike(mean[:2], reference.mhc_mean(expanded[:2]))
+    assert mean[2].isnan().sum() == 1
+    assert (features[:, :width] == 7).all()
+    assert (features[:, 2 * width :] == 7).all()
+
+
+def test_enter_gives_its_result_in_fp8(device: torch.device) -> None:
+    site, fp8 = Site(3, 96, device), fp8_rows(3, 96, device)
+    u = mhc.mhc_enter(site.streams, site.mix, site.weight, eps=EPS, fp8=fp8)
+    assert torch.equal(u, mhc.mhc_enter(site.streams, site.mix, site.weight, eps=EPS))
+    assert_encodes(fp8, u)
+
+
+def fp8_rows(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Codes and exponents yet to be written."""
+    codes = torch.full((rows, width), 1, device=device, dtype=torch.uint8)
+    return codes, codes[:, : width // 32].clone()
+
+
+def assert_encodes(fp8: tuple[Tensor, Tensor], u: Tensor) -> None:
+    """Every byte is that of the definition."""
+    for actual, wanted in zip(fp8, quant.quantize_fp8_32(u), strict=True):
+        assert torch.equal(actual, wanted)
 
 
 def test_streams_that_share_memory_and_strided_outputs_are_read_as_they_are(
