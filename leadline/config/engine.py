@@ -130,6 +130,10 @@ class EngineConfig:
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
             bfloat16 on a GPU; behind it ``OP=BACKEND`` for single ones, as in
             ``auto,route=reference``.
+        batch_invariant: what a token's forward gives does not depend on what else is in the step,
+            to the last bit, so that answers can be repeated under any load; ``triton`` only. Steps
+            of few rows take as long as those of 128, and prompts several times as long. Reuse of
+            cached prefixes still counts: bounded replay approximates.
         max_model_len: longest sequence; None takes the checkpoint's, lowered to what fits.
         quantize_activations: whether inputs of packed weights are quantised to MXFP8 as the
             model specification says; off is for parity runs.
@@ -162,6 +166,7 @@ class EngineConfig:
     engram_tables: str = "auto"
     engram_shared_memory: str | None = None
     kernel_backend: str = "auto"
+    batch_invariant: bool = False
     max_model_len: int | None = None
     quantize_activations: bool = True
     moe_activations: str = "mxfp8"

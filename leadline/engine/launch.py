@@ -91,7 +91,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    kernels = choose(config.kernel_backend, device, dtype)
+    kernels = choose(config.kernel_backend, device, dtype, batch_invariant=config.batch_invariant)
     weights = _open_weights(config, device, kernels)
     params = Parameters(
         weights.source,
@@ -102,6 +102,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         expert_row_scales=expert_row_scales(config, kernels, device),
         packed=kernels.reads_packed,
         aligned=config.align_scales,
+        batch_invariant=config.batch_invariant,
     )
     model = DeepseekV41(
         weights.config,
@@ -140,6 +141,11 @@ def engine_around(
         block_size=config.cache.block_size,
         rows_per_decode=config.scheduler.rows_per_decode,
     )
+    if config.batch_invariant and layout.index_record is not Record.FP4_32:
+        raise ConfigError(
+            f"kv_cache_dtype is {config.cache.kv_cache_dtype!r}, whose index keys have no "
+            "batch-invariant kernels; choose 'auto', or leave batch_invariant out"
+        )
     staging_bytes = layout.staging_bytes(config.scheduler.max_num_batched_tokens)
     budget_bytes = cache_budget_bytes(config.cache, device, beside=staging_bytes)
     max_model_len = resolve_max_model_len(config, model_config, layout, budget_bytes)

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from leadline.core.errors import ConfigError
-from leadline.kernels import debug
+from leadline.kernels import batch_invariance, debug
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,6 +66,7 @@ class Backend:
         extra: of Leadline, which installs the package.
         reads_packed: its products take ``PackedWeight`` as it is, and need no dense copy.
         automatic: ``auto`` may choose it.
+        batch_invariant: it has the mode of ``kernels.batch_invariance``.
     """
 
     device: str
@@ -75,6 +76,7 @@ class Backend:
     extra: str
     reads_packed: bool = False
     automatic: bool = True
+    batch_invariant: bool = False
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot run there, or None."""
@@ -106,6 +108,7 @@ BACKENDS: dict[str, Backend] = {
         package="triton",
         extra="gpu",
         reads_packed=True,
+        batch_invariant=True,
     ),
 }
 
@@ -119,10 +122,12 @@ class Kernels:
 
     Args:
         backend_of: backend's name by op, of those that do not run by reference.
+        batch_invariant: a row's result does not depend on the other rows.
     """
 
-    def __init__(self, backend_of: Mapping[str, str]) -> None:
+    def __init__(self, backend_of: Mapping[str, str], *, batch_invariant: bool = False) -> None:
         self.backend_of = dict(backend_of)
+        self.batch_invariant = batch_invariant
         self._by_op = {
             name: BACKENDS[backend].implementations()[name]
             for name, backend in self.backend_of.items()
@@ -149,17 +154,21 @@ class Kernels:
     def active(self) -> Iterator[None]:
         """Ops run by this choice inside, by what ran them before afterwards."""
         global _active
+        switch = batch_invariance.switch
         before, _active = _active, self._by_op
+        was_invariant, switch.enabled = switch.enabled, self.batch_invariant
         try:
             yield
         finally:
-            _active = before
+            _active, switch.enabled = before, was_invariant
 
 
 REFERENCE = Kernels({})
 
 
-def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+def choose(
+    wanted: str, device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False
+) -> Kernels:
     """The kernels that a setting asks for.
 
     Args:
@@ -167,9 +176,10 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> Kernels:
             single ones, separated by commas.
         device: where tensors are.
         dtype: of activations.
+        batch_invariant: a row's result must not depend on the other rows.
 
     Raises:
-        ConfigError: something of that name does not exist, or cannot run here.
+        ConfigError: something of that name does not exist, or cannot run here, or not so.
     """
     start = time.perf_counter()
     words = wanted.split(",")
@@ -190,7 +200,27 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype) -> Kernels:
         ", ".join(f"{count} ops by {backend}" for backend, count in counts.items()),
         time.perf_counter() - start,
     )
-    return Kernels(chosen)
+    if batch_invariant:
+        _require_batch_invariance(chosen)
+    return Kernels(chosen, batch_invariant=batch_invariant)
+
+
+def _require_batch_invariance(chosen: Mapping[str, str]) -> None:
+    """Ops that no such backend has compute each value by itself anyway."""
+    able = {name for name, backend in BACKENDS.items() if backend.batch_invariant}
+    used = able.intersection(chosen.values())
+    others = {
+        f"{op_name} by {chosen.get(op_name, 'reference')}"
+        for name in used
+        for op_name in BACKENDS[name].implementations()
+        if chosen.get(op_name) not in able
+    }
+    if others or not used:
+        found = f"would run {', '.join(sorted(others))}" if others else "does not choose it"
+        raise ConfigError(
+            f"batch_invariant needs all ops by {' or '.join(sorted(able))}, and kernel_backend "
+            f"{found}; change one of the two"
+        )
 
 
 def _best(device: torch.device, dtype: torch.dtype) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leadline.core.errors import ConfigError
-from leadline.kernels import ops, registry
+from leadline.kernels import batch_invariance, ops, registry
 from leadline.kernels.reference import norm
 from leadline.kernels.registry import Backend, Kernels, choose
 
@@ -100,6 +100,31 @@ def test_auto_leaves_what_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_run_is_refused(wanted: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose(wanted, CPU, F32)
+
+
+def test_batch_invariance_wants_all_ops_by_kernels_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    able = Backend("cpu", frozenset({F32}), "able", "math", "x", batch_invariant=True)
+    module = ModuleType("able")
+    module.IMPLEMENTATIONS = {  # type: ignore[attr-defined]
+        "rms_norm": lambda *_, **__: torch.tensor(batch_invariance.switch.enabled),
+        "linear": print,
+    }
+    monkeypatch.setitem(sys.modules, "able", module)
+    monkeypatch.setitem(registry.BACKENDS, "able", able)
+    kernels = choose("able", CPU, F32, batch_invariant=True)
+    for chosen, enabled in ((kernels, True), (choose("able", CPU, F32), False)):
+        with chosen.active():
+            assert ops.rms_norm(torch.ones(1, 4), torch.ones(4), eps=0.0) == enabled
+    for wanted, found in (
+        ("reference", "kernel_backend does not choose it"),
+        ("double", "kernel_backend does not choose it"),
+        ("able,linear=reference", "kernel_backend would run linear by reference"),
+        ("able,rms_norm=double", "kernel_backend would run rms_norm by double"),
+    ):
+        with pytest.raises(ConfigError, match=f"needs all ops by able, and {found}"):
+            choose(wanted, CPU, F32, batch_invariant=True)
 
 
 def test_a_backend_of_another_dtype_is_refused() -> None:

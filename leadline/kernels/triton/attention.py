@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels import batch_invariance
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.triton import attention_ends, attention_hopper, unpack
@@ -66,7 +67,10 @@ def sparse_attention(
     programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
     parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
-    parts_per_split = triton.cdiv(parts, max(programs // (rows * head_blocks), 1))
+    planned = batch_invariance.planned_rows(rows)
+    parts_per_split = triton.cdiv(parts, max(programs // (planned * head_blocks), 1))
+    if batch_invariance.switch.enabled:  # the longest of all rows decides how many parts there are
+        parts_per_split = parts
     if hopper:  # which takes two at a time
         parts_per_split += parts_per_split % 2
     splits = triton.cdiv(parts, parts_per_split)
@@ -118,7 +122,7 @@ def sparse_attention(
     if hopper:
         attention_hopper.attend[grid](*arguments, num_warps=4)
     else:
-        extra = bucket(rows), width, cos.shape[1], block_heads, _PART
+        extra = bucket(planned), width, cos.shape[1], block_heads, _PART
         _ATTEND[block_heads][grid](*arguments, *extra)
     if splits > 1:
         _merge[(rows, heads)](

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import await_previous, overlapped
@@ -76,7 +77,7 @@ def store_entries(
         HALF=cos.shape[1],
         BLOCK=block_width(entries.record),
         RECORD=entries.record.value,
-        num_warps=4 if rows < _FEW_ROWS else 1,
+        num_warps=4 if planned_rows(rows) < _FEW_ROWS else 1,
         # A fused multiply-add rounds otherwise than the definition: another code at a tie.
         enable_fp_fusion=False,
         **overlapped(),
@@ -273,7 +274,8 @@ def store_index_keys(
     if not rows:
         return
     # Few rows: all of the weight is under way at once. Many: fewer programs read it.
-    block_rows, num_warps, num_stages = (16, 4, 4) if rows < _FEW_ROWS else (64, 8, 3)
+    few = planned_rows(rows) < _FEW_ROWS
+    block_rows, num_warps, num_stages = (16, 4, 4) if few else (64, 8, 3)
     _store_index_keys[(triton.cdiv(rows, block_rows),)](
         latent,
         weight,

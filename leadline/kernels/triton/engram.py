@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0
 from leadline.kernels.triton.launch import await_previous, overlapped
 
@@ -258,7 +259,7 @@ def engram_inject(
     if not rows:
         return out
     block_rows, block = 1, triton.next_power_of_2(width)
-    if rows >= _FEW_TOKENS:
+    if planned_rows(rows) >= _FEW_TOKENS:
         block_rows, block = 4, min(block, 1024)
     _inject[(num_streams, triton.cdiv(rows, block_rows))](
         streams,

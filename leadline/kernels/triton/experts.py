@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels import batch_invariance
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight
 from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton import experts_fp8
@@ -59,7 +61,7 @@ def routed_experts(
     if not num_rows:
         return out
     row_scales &= w13.quantizes_input and w2.quantizes_input
-    many = ids.numel() >= _MANY * len(w2.codes)
+    many = planned_rows(num_rows) * per_row >= _MANY * len(w2.codes)
     pair_outputs = experts_fp8.pair_outputs if row_scales and many else _pair_outputs
     outputs = pair_outputs(x, ids, weights, w13, w2, limit=limit)
     if shared is not None:
@@ -78,14 +80,16 @@ def _pair_outputs(
     num_experts, width, words = w2.codes.shape
     hidden_width = 2 * words
     num_pairs, per_row = ids.numel(), ids.shape[1]
-    tile_size = _tile_size(num_pairs // num_experts)
+    planned_pairs = planned_rows(ids.shape[0]) * per_row
+    tile_size = _tile_size(planned_pairs // num_experts)
     tiles, planes = prepare(
         x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
     )
     capacity = len(tiles.spans)
-    sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(num_pairs)}
+    sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(planned_pairs)}
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    sizes["HALVINGS"] = min(tile_size // 8 - 1, 2)
+    # Tiles that are not full shrink, unless others' pairs must not change how one is multiplied.
+    sizes["HALVINGS"] = 0 if batch_invariance.switch.enabled else min(tile_size // 8 - 1, 2)
     gate_up, down = _PROMPT if tile_size >= 64 else _DECODE if tile_size > 8 else _STREAMING
     gate_up[lambda meta: (triton.cdiv(hidden_width, meta["BLOCK_F"]), capacity)](
         planes,

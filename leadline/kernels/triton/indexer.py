@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels import debug
+from leadline.kernels import batch_invariance, debug
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer as reference
@@ -120,7 +120,8 @@ def index_logits(
         )
     scores = _empty_scores(q, num_entries)
     # One row a request is decoding. Otherwise neighbours share a request, mostly.
-    kernel = _decode if len(q) <= len(page_table) else _prefill
+    one_each = batch_invariance.switch.enabled or len(q) <= len(page_table)
+    kernel = _decode if one_each else _prefill
     _launch(
         *(kernel, q, weights, keys, page_table, req_of_row, None, visible),
         *(scores, 1, exact_rounding),
@@ -197,7 +198,7 @@ def _launch(
             scores.stride(0),
             rows,
             columns,
-            bucket(rows * columns // 1024),
+            0 if batch_invariance.switch.enabled else bucket(rows * columns // 1024),
         ),
         HEADS=heads,
         BLOCK_HEADS=max(_LEAST_HEADS[fp8], triton.next_power_of_2(heads)),

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.triton.formats import cast
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.products import dot_parts
@@ -108,7 +109,7 @@ def _launch_seam(
             0 if y is None else y.stride(0),
             0 if mean is None else mean.stride(0),
             eps,
-            bucket(rows),
+            bucket(planned_rows(rows)),
             num_streams,
             width,
             **overlapped(),
@@ -254,28 +255,30 @@ def mhc_coefficients(
     comb = fn.new_empty(rows, num_streams, num_streams)
     if not rows:
         return pre, post, comb
-    tokens = 16 if rows <= 16 else 64 if rows <= 2048 else 128  # more of them read fn less often
-    tiles = triton.cdiv(rows, tokens)
+    planned = planned_rows(rows)
+    # More tokens in a tile read fn less often.
+    tokens = 16 if planned <= 16 else 64 if planned <= 2048 else 128
+    tiles = triton.cdiv(planned, tokens)
     cuts = triton.next_power_of_2(triton.cdiv(_PROGRAMS, tiles * num_streams))
-    least = _least_channels(rows)
+    least = _least_channels(planned)
     channels = triton.cdiv(triton.cdiv(width, cuts), least) * least
     parts = num_streams * triton.cdiv(width, channels)
     columns = triton.next_power_of_2(fn.shape[0] + 1)
     partial = fn.new_empty(parts, rows, columns)
-    _project[(tiles, parts)](
+    _project[(triton.cdiv(rows, tokens), parts)](
         streams,
         fn,
         partial,
         rows,
         streams.stride(0),
         streams.stride(1),
-        bucket(rows),
+        bucket(planned),
         num_streams,
         width,
         channels,
         columns,
         tokens,
-        3 if rows <= 64 else 2,
+        3 if planned <= 64 else 2,
         **overlapped(),
     )
     block = triton.next_power_of_2(parts)

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
 from leadline.kernels.triton.launch import (
@@ -123,7 +124,7 @@ def chained_matmul(
 
 
 def _is_streamed(tokens: int, weight: PackedWeight) -> bool:
-    return _has_fp8_tensor_cores() and streams(tokens, weight)
+    return _has_fp8_tensor_cores() and streams(planned_rows(tokens), weight)
 
 
 def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -> Tensor:
@@ -135,13 +136,14 @@ def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -
         input_rounded: ``x`` has the values to which the weight wants its input rounded.
     """
     tokens, groups, _ = x.shape
+    planned = planned_rows(tokens)
     rows = weight.codes.shape[1]
     if _is_streamed(tokens, weight):
         return streamed_matmul(encode(x, weight), weight).flatten(2)
     rounds_input = weight.quantizes_input and not input_rounded
-    if rounds_input and tokens > _ROUNDED_ON_THE_WAY:
+    if rounds_input and planned > _ROUNDED_ON_THE_WAY:
         x, rounds_input = round_trip_fp8_32(x), False
-    if tokens >= _EXPANDED_FROM:
+    if planned >= _EXPANDED_FROM:
         parts = x.new_empty(1, tokens, groups, rows)
         matrices = _expand(weight).transpose(1, 2)
         torch.bmm(x.transpose(0, 1), matrices, out=parts[0].transpose(0, 1))
@@ -155,19 +157,20 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
     tokens, groups, width = x.shape
     rows = weight.codes.shape[1]
     x = x if x.stride(2) == 1 else x.contiguous()
-    tile = next((tile for tile in _TILES if tile.tokens >= tokens), _TILES[-1])
-    block = min(tile.tokens, triton.next_power_of_2(tokens))
-    blocks = triton.cdiv(tokens, block), groups * triton.cdiv(rows, tile.rows)
+    planned = planned_rows(tokens)
+    tile = next((tile for tile in _TILES if tile.tokens >= planned), _TILES[-1])
+    block = min(tile.tokens, triton.next_power_of_2(planned))
+    planned_blocks, row_blocks = triton.cdiv(planned, block), groups * triton.cdiv(rows, tile.rows)
     splits = _splits(
         tile,
-        blocks[0] * blocks[1],
+        planned_blocks * row_blocks,
         chunks=triton.cdiv(width, tile.channels),
-        sums=blocks[0] * block * groups * rows,
+        sums=planned_blocks * block * groups * rows,
         processors=processors(x.device),
     )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.new_empty(splits, tokens, groups, rows, dtype=dtype)
-    _multiply_tile[(*blocks, splits)](
+    _multiply_tile[(triton.cdiv(tokens, block), row_blocks, splits)](
         x,
         weight.codes,
         weight.scales,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.products import dot_parts
 
@@ -63,30 +64,12 @@ def _launch(
     token_ids: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Fill ``ids``, and return them with their weights."""
-    rows, width = x.shape
-    experts = gate.shape[0]
+    rows = x.shape[0]
     weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
     if not rows:
         return ids, weights
-    tokens, together = _tile(rows)
-    tiles = triton.cdiv(experts, together), triton.cdiv(rows, tokens)
-    cuts = _cuts(tiles[0] * tiles[1])
-    logits = torch.empty(cuts, rows, experts, dtype=torch.float32, device=x.device)
-    _project[(*tiles, cuts)](
-        x,
-        gate,
-        logits,
-        rows,
-        x.stride(0),
-        bucket(rows),
-        experts,
-        width,
-        triton.cdiv(triton.cdiv(width, cuts), 64) * 64,
-        tokens,
-        together,
-        1 if gate.dtype == torch.bfloat16 else 3,
-        **overlapped(),
-    )
+    logits = project(x, gate)
+    cuts, _, experts = logits.shape
     _choose[(rows,)](
         logits,
         bias,
@@ -99,7 +82,7 @@ def _launch(
         weights,
         rows,
         scale,
-        bucket(rows),
+        bucket(planned_rows(rows)),
         experts,
         cuts,
         ids.shape[1],
@@ -107,6 +90,42 @@ def _launch(
         **overlapped(),
     )
     return ids, weights
+
+
+def project(x: Tensor, gate: Tensor, most_cuts: int = _MOST_CUTS) -> Tensor:
+    """``x gate^T`` in parts yet to be added, each of some of the channels.
+
+    Args:
+        x: ``[m, D]`` bf16, m at least 1.
+        gate: ``[E, D]`` bf16 or float32.
+        most_cuts: parts at most, a power of two.
+
+    Returns:
+        ``[parts, m, E]`` float32.
+    """
+    rows, width = x.shape
+    experts = gate.shape[0]
+    planned = planned_rows(rows)
+    tokens, together = _tile(planned)
+    blocks = triton.cdiv(experts, together)
+    cuts = min(_cuts(blocks * triton.cdiv(planned, tokens)), most_cuts)
+    logits = torch.empty(cuts, rows, experts, dtype=torch.float32, device=x.device)
+    _project[(blocks, triton.cdiv(rows, tokens), cuts)](
+        x,
+        gate,
+        logits,
+        rows,
+        x.stride(0),
+        bucket(planned),
+        experts,
+        width,
+        triton.cdiv(triton.cdiv(width, cuts), 64) * 64,
+        tokens,
+        together,
+        1 if gate.dtype == torch.bfloat16 else 3,
+        **overlapped(),
+    )
+    return logits
 
 
 def _tile(rows: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import (
     absmax,
@@ -110,7 +111,8 @@ def streamed_matmul(x: Operand, weight: PackedWeight) -> Tensor:
     tokens = x.codes.shape[1] // terms
     row_blocks = groups * triton.cdiv(rows, _ROWS)
     resident = _RESIDENT * processors(weight.codes.device)
-    lines = triton.next_power_of_2(tokens) * terms
+    planned = planned_rows(tokens)
+    lines = triton.next_power_of_2(planned) * terms
     # Of blocks of 32, more than 4 lines would have too many columns in a long step.
     if lines <= _LONG.lines * block // 128 and row_blocks <= resident:
         tile = _LONG
@@ -119,7 +121,7 @@ def streamed_matmul(x: Operand, weight: PackedWeight) -> Tensor:
     lines = max(min(lines, tile.lines), _LEAST_COLUMNS * block // tile.channels)
     line_blocks = triton.cdiv(tokens * terms, lines)
     steps = triton.cdiv(width, tile.channels)
-    most = max(resident // (row_blocks * line_blocks), 1)
+    most = max(resident // (row_blocks * triton.cdiv(planned * terms, lines)), 1)
     splits = next(n for n in range(min(most, steps), 0, -1) if steps % n == 0)
 
     dtype = torch.float32 if splits > 1 else torch.bfloat16

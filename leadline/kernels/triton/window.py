@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
@@ -82,7 +83,7 @@ def _launch(
             query,
             x.stride(0),
             eps,
-            bucket(rows),
+            bucket(planned_rows(rows)),
             WIDTH=width,
             HALF=cos.shape[1],
             BLOCK=block_width(field.record),

@@ -33,6 +33,8 @@ class Parameters:
             they are dequantised at once. The values are the same.
         aligned: what stays packed as FP8 is given coarser scales where that hardly moves it
             (``kernels.packed.align_scales``).
+        batch_invariant: weights whose products would depend on how many rows there are, are
+            refused (``kernels.batch_invariance``).
     """
 
     source: WeightSource
@@ -43,6 +45,7 @@ class Parameters:
     expert_row_scales: bool = False
     packed: bool = False
     aligned: bool = False
+    batch_invariant: bool = False
 
     @property
     def wide(self) -> torch.dtype:
@@ -92,9 +95,10 @@ class Parameters:
         Its input is never quantised, however it is stored (v41-model 3.8).
 
         Raises:
-            ConfigError: it stays packed, and groups would share scales.
+            ConfigError: it stays packed, and groups would share scales; or it is plain, and must
+                not be.
         """
-        weight = self.linear(name, out=out)
+        weight = self._suits_any_batch(name, self.linear(name, out=out))
         rows = weight.shape[0] // groups
         if isinstance(weight, PackedWeight) and rows % 32:
             raise ConfigError(
@@ -104,14 +108,27 @@ class Parameters:
         return _with_exact_input(weight).split(rows)
 
     def experts(self, prefix: str, *which: str, experts: slice) -> Weight:
-        """Expert matrices ``[E, out, in]``, several of them one above the other."""
+        """Expert matrices ``[E, out, in]``, several of them one above the other.
+
+        Raises:
+            ConfigError: they are plain, and must not be.
+        """
         dtype = self.weight_dtype
         parts = [self.source.experts(prefix, w, experts, dtype, packed=self.packed) for w in which]
-        return _stack([self._place(part) for part in parts])
+        stack = _stack([self._place(part) for part in parts])
+        return self._suits_any_batch(prefix, stack)
 
     def engram_table(self, name: str) -> EngramTable:
         """A table that is gathered from where it lies."""
         return self.source.engram_table(name, self.dtype)
+
+    def _suits_any_batch(self, name: str, weight: Weight) -> Weight:
+        if self.batch_invariant and not isinstance(weight, PackedWeight):
+            raise ConfigError(
+                f"{name} is stored as {weight.format}, and batch_invariant has kernels for several "
+                "matrices in one only where they are stored as FP8 or FP4; leave it out"
+            )
+        return weight
 
     def _place(self, weight: Weight) -> Weight:
         weight = weight.to(self.device)
