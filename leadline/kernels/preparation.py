@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Preparation:
-    """Counts; seconds of compilations that ran side by side are added up."""
+    """What was done; seconds of compilations that ran side by side are added up."""
 
     compiled: int = 0
     compile_seconds: float = 0.0
@@ -39,23 +39,24 @@ def _add_compiled(*, times: Any, cache_hit: bool, **_: Any) -> None:
 
 
 @contextmanager
-def logged() -> Iterator[None]:
-    """Tell at the end what had to be compiled and tuned inside; nothing where all was there."""
+def logged() -> Iterator[Preparation]:
+    """Count what has to be compiled and tuned inside, and tell at the end if anything had."""
     global _current
-    _current = Preparation()
+    _current = done = Preparation()
     triton = sys.modules.get("triton")  # imported if any of its kernels is to run
     if triton is None:
-        yield
+        yield done
         return
     listener = triton.knobs.compilation.listener
     triton.knobs.compilation.listener = _add_compiled
     try:
-        yield
+        yield done
     finally:
         triton.knobs.compilation.listener = listener
-    if _current.compiled:
+    if done.compiled or done.tuned:
         logger.info(
-            "kernels: %d compiled (%.1f s of a core), %d tuned (in %.1f s); later starts find them",
-            *(_current.compiled, _current.compile_seconds),
-            *(_current.tuned, _current.tune_seconds),
+            "kernels: %d compiled (%.1f s over all threads), %d tuned (in %.1f s); "
+            "later starts find them",
+            *(done.compiled, done.compile_seconds),
+            *(done.tuned, done.tune_seconds),
         )

@@ -29,7 +29,7 @@ def test_one_line_tells_what_was_compiled_and_tuned(caplog: pytest.LogCaptureFix
             compile_one(cache_hit=cache_hit)
         preparation.add_tuned(2.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "kernels: 2 compiled (3.0 s of a core), 1 tuned (in 2.0 s); later starts find them"
+        "kernels: 2 compiled (3.0 s over all threads), 1 tuned (in 2.0 s); later starts find them"
     ]
 
 

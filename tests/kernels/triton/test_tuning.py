@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ from triton.runtime.autotuner import Autotuner
 import leadline.kernels.triton  # noqa: F401 (makes all tuners)
 from leadline.kernels import tunings
 from leadline.kernels.triton.launch import TUNERS
-from leadline.kernels.triton.tuning import Tuner
+from leadline.kernels.triton.tuning import Tuner, bench
 
 ROOT = Path(__file__).parents[3]
 KEY = (16, "torch.int32")
@@ -121,6 +122,23 @@ def test_files_of_the_package_name_kernels_that_there_are() -> None:
         assert {name for name, _ in tunings.read(path)} <= TUNERS.keys()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_short_launches_are_timed_in_graphs_and_long_ones_one_by_one(device: torch.device) -> None:
+    short, long = torch.zeros(1, device=device), torch.zeros(2**28, device=device)
+    calls = []
+
+    def add(target: torch.Tensor) -> None:
+        calls.append(target)
+        target.add_(1)
+
+    for target, in_graphs in ((short, True), (long, False)):
+        calls.clear()
+        times = bench(functools.partial(add, target), quantiles=(0.5, 0.2, 0.8))
+        assert times[1] <= times[0] <= times[2] < float("inf")
+        assert (int(target[0]) > len(calls)) == in_graphs  # replays call nothing
+
+
 class Program:
     """Python programs whose kernels are compiled, not interpreted, in a cache of their own."""
 
@@ -150,8 +168,8 @@ def test_what_one_machine_measured_the_next_one_knows(tmp_path: Path) -> None:
     file = tmp_path / "NVIDIA_H200.json"
     first = Program(tmp_path / "first")
     fresh, again = json.loads(first.run(*launch))
-    assert (fresh["compiled"], fresh["measured"]) == (4, 4)
-    assert (again["compiled"], again["measured"]) == (0, 0)
+    assert (fresh["compiled"], fresh["measured"]) == (4, [4, 4, 4, 4])  # all, then the first
+    assert (again["compiled"], again["measured"]) == (0, [])
 
     name = "leadline.kernels.triton.router._project"
     kept = triton.Config({"BLOCK": 64}, num_warps=4, num_stages=5).all_kwargs()
@@ -162,7 +180,7 @@ def test_what_one_machine_measured_the_next_one_knows(tmp_path: Path) -> None:
     assert len(tunings.read(file)) == 2
 
     shipped, _ = json.loads(Program(tmp_path / "second").run(*launch))
-    assert (shipped["compiled"], shipped["measured"]) == (1, 0)
+    assert (shipped["compiled"], shipped["measured"]) == (1, [])
     assert fresh["config"] == again["config"] == shipped["config"]
 
 

@@ -1,7 +1,8 @@
 """A program: the router is launched as on an H200 that is not here, until its kernel is compiled.
 
 ``python tuning_run.py DIRECTORY`` takes choices from the directory, and prints for a first launch
-and for one of a later process how many configs were compiled and measured, and which one ran.
+and for one of a later process how many configs were compiled in all, and by the time that each was
+measured, and which one ran.
 """
 
 from __future__ import annotations
@@ -27,22 +28,29 @@ DEVICE = SimpleNamespace(
     get_current_device=lambda: 0,
     get_current_stream=lambda device: 0,
 )
-measured: list[int] = []
 
 
-def clock(call: Any, quantiles: Any) -> list[float]:
-    """The third config is the fastest; all are there before the first is timed."""
-    compiled = preparation._current.compiled
-    call()
-    assert preparation._current.compiled == compiled
-    measured.append(1)
-    return [1.0 if len(measured) == 3 else 2.0] * len(quantiles)
+class Clock:
+    """Finds the third config the fastest.
+
+    Attributes:
+        work: of the launch that is being tuned.
+        compiled: for each config that was timed, how many had been compiled by then.
+    """
+
+    work = preparation.Preparation()
+    compiled: list[int]
+
+    def __call__(self, call: Any, quantiles: Any) -> list[float]:
+        self.compiled.append(self.work.compiled)
+        call()
+        return [1.0 if len(self.compiled) == 3 else 2.0] * len(quantiles)
 
 
 def main() -> None:
     """See the module."""
     triton.runtime.driver.set_active(DEVICE)
-    tuner = TUNERS["leadline.kernels.triton.router._project"]
+    tuner, clock = TUNERS["leadline.kernels.triton.router._project"], Clock()
     tuner._do_bench = clock
     run = JITFunction.run
 
@@ -57,14 +65,14 @@ def main() -> None:
         patch.object(router, "_choose", MagicMock()),
     ):
         for _ in range(2):
-            measured.clear()
+            clock.compiled = []
             tuner.cache.clear()
-            with preparation.logged():
+            with preparation.logged() as clock.work:
                 x, gate = (torch.zeros(n, 512, dtype=torch.bfloat16) for n in (8, 64))
                 router.route(x, gate, torch.zeros(64), num_experts_per_tok=6, scale=1.0)
-            compiled = preparation._current.compiled
             config = str(tuner.best_config)
-            told.append({"compiled": compiled, "measured": len(measured), "config": config})
+            launch = {"compiled": clock.work.compiled, "measured": clock.compiled}
+            told.append(launch | {"config": config})
     print(json.dumps(told))
 
 
