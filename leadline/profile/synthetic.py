@@ -57,7 +57,7 @@ def start_decoding(
         LeadlineError: a request failed.
     """
     if max_tokens is None:
-        max_tokens = engine.limits.max_model_len - context
+        max_tokens = max(1, engine.limits.max_model_len - context)
     _check_room(engine, batch, context + min(max_tokens, engine.cache.page_size))
     prompts = random_texts(batch, context, engine.limits.vocab_size, seed)
     remember(engine, prompts, seed=seed)
@@ -65,12 +65,18 @@ def start_decoding(
     names = [f"decoding {number}" for number in range(batch)]
     for name, prompt in zip(names, prompts, strict=True):
         engine.add(EngineRequest(name, prompt, sampling))
-    silent = set(names)
-    while silent:
+    answered: set[str] = set()
+    while len(answered) < batch:
+        before = len(answered)
         for output in engine.step():
             if output.error is not None:
                 raise LeadlineError(f"request {output.request_id}: {output.error}")
-            silent.discard(output.request_id)
+            answered.add(output.request_id)
+        if before == len(answered) == engine.stats().num_running:
+            raise ConfigError(
+                f"{before} of {batch} requests of {context} tokens fit side by side beside the "
+                "pages that the scheduler keeps free; give the cache more (kv_cache_memory_bytes)"
+            )
     return names
 
 
