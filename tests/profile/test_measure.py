@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -58,10 +59,11 @@ class Device:
     def _traced(self, steps: Any, count: int, device: Any, file: Any = None) -> Trace:
         start = len(self.calls)
         self.run(count)
-        work = OP_BY_OP
+        *work, head = OP_BY_OP
         if "replay" in self.calls[start:]:  # the head lies outside of the graph
-            work = tuple(Work(w.name, w.start, w.end, None) for w in OP_BY_OP[:3]) + OP_BY_OP[3:]
-        return Trace(work if self._sees else (), dict.fromkeys(COMPONENTS, 0.0), 50, 6)
+            work = [replace(piece, component=None) for piece in work]
+        seen = (*work, head) if self._sees else ()
+        return Trace(seen, dict.fromkeys(COMPONENTS, 0.0), whole=50, launches=6)
 
     def _between_events(self, steps: Any, count: int, device: Any) -> dict[str, float]:
         self.run(count)
