@@ -96,8 +96,8 @@ def test_what_cannot_run_side_by_side_is_refused() -> None:
 
 
 def test_pages_that_the_scheduler_keeps_are_not_there_to_decode_in() -> None:
-    engine = build(kv_cache_memory_bytes=2 * 2**20)
-    context = (engine.cache.num_pages // 3 - 1) * 64 - 8
+    engine = build(kv_cache_memory_bytes=2 * 2**20, block_size=16)
+    context = (engine.cache.num_pages // 3 - 1) * 16
     with pytest.raises(ConfigError, match=f"2 of 3 requests of {context} tokens fit side by side"):
         start_decoding(engine, batch=3, context=context)
 
