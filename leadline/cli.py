@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leadline import __version__
 from leadline.config.args import FlagParser, closest, from_values, settings
@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from leadline.tools.chat import ChatOptions
     from leadline.tools.generate import GenerateOptions
 
+KindT = TypeVar("KindT", bound=str)
+
 USAGE = """\
 usage: leadline COMMAND ...
 
-  serve [MODEL]       OpenAI-compatible HTTP server
-  chat [MODEL]        chat in the terminal
-  generate PROMPT     complete a text; - reads it from standard input
-  bench KIND [MODEL]  latency or throughput of the engine in this process
-  eval [MODEL]        what a model can do, and what lossy switches cost it
-  inspect [MODEL]     layers, parameters, cache bytes, what fits in a memory
-  completion SHELL    completion for bash, zsh or fish: eval "$(leadline completion bash)"
+  serve [MODEL]         OpenAI-compatible HTTP server
+  chat [MODEL]          chat in the terminal
+  generate PROMPT       complete a text; - reads it from standard input
+  bench KIND [MODEL]    latency or throughput of the engine in this process
+  profile KIND [MODEL]  where the time of a step goes, beside what the GPU could do
+  eval [MODEL]          what a model can do, and what lossy switches cost it
+  inspect [MODEL]       layers, parameters, cache bytes, what fits in a memory
+  completion SHELL      completion for bash, zsh or fish: eval "$(leadline completion bash)"
 
 Without MODEL the small one that comes with the package is used.
 `leadline COMMAND --help` lists flags; `leadline --version` prints the version.
@@ -242,10 +245,7 @@ def bench(argv: Sequence[str]) -> None:
     from leadline.bench.options import BenchOptions
 
     values, positionals = _bench_parser().parse(argv, os.environ)
-    kind = next((kind for kind in KINDS if positionals[:1] == [kind]), None)
-    if kind is None:
-        found = f"; got {positionals[0]!r}" if positionals else ""
-        raise ConfigError(f"bench needs what to measure first, {' or '.join(KINDS)}{found}")
+    kind = _kind("bench", KINDS, positionals)
     config = _engine_config(values, positionals[1:])
     bench_main(
         kind, from_values(BenchOptions, values), config, shlex.join(["leadline", "bench", *argv])
@@ -260,6 +260,29 @@ def _bench_parser() -> FlagParser:
         "latency|throughput [MODEL]",
         "Measure the engine without HTTP: one batch, or as many requests as are given.",
         [BenchOptions, EngineConfig],
+    )
+
+
+def profile(argv: Sequence[str]) -> None:
+    """``leadline profile decode|prefill [MODEL] [flags]``."""
+    from leadline.profile.command import KINDS, profile_main
+    from leadline.profile.options import ProfileOptions
+
+    values, positionals = _profile_parser().parse(argv, os.environ)
+    kind = _kind("profile", KINDS, positionals)
+    config = _engine_config(values, positionals[1:])
+    command = shlex.join(["leadline", "profile", *argv])
+    profile_main(kind, from_values(ProfileOptions, values), config, command)
+
+
+def _profile_parser() -> FlagParser:
+    from leadline.profile.options import ProfileOptions
+
+    return FlagParser(
+        "leadline profile",
+        "decode|prefill [MODEL]",
+        "Where the time of a step goes, beside what the machine could do.",
+        [ProfileOptions, EngineConfig],
     )
 
 
@@ -313,6 +336,7 @@ PARSERS: dict[str, Callable[[], FlagParser]] = {
     "chat": _chat_parser,
     "generate": _generate_parser,
     "bench": _bench_parser,
+    "profile": _profile_parser,
     "eval": _eval_parser,
     "inspect": _inspect_parser,
 }
@@ -322,6 +346,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "chat": chat,
     "generate": generate,
     "bench": bench,
+    "profile": profile,
     "eval": evaluate,
     "inspect": inspect,
     "completion": completion,
@@ -332,6 +357,15 @@ def _engine_config(values: dict[str, Any], positionals: Sequence[str]) -> Engine
     """The settings; a model that stands alone wins over ``--model``, the bundled one is last."""
     model = _single(positionals, "a model") or values.get("model") or str(bundled_model())
     return from_values(EngineConfig, {**values, "model": model})
+
+
+def _kind(command: str, kinds: Sequence[KindT], positionals: Sequence[str]) -> KindT:
+    """What the first word chooses."""
+    for kind in kinds:
+        if positionals[:1] == [kind]:
+            return kind
+    found = f"; got {positionals[0]!r}" if positionals else ""
+    raise ConfigError(f"{command} needs what to measure first, {' or '.join(kinds)}{found}")
 
 
 def _single(positionals: Sequence[str], what: str) -> str | None:

@@ -17,6 +17,7 @@ from leadline.config.args import settings
 from leadline.config.engine import EngineConfig
 from leadline.config.server import ServerConfig
 from leadline.eval.options import EvalOptions
+from leadline.profile.options import ProfileOptions
 from leadline.tools.chat import ChatOptions
 from tests.serving.conftest import MakeRig, rig
 from tests.serving.live import serving
@@ -89,7 +90,7 @@ def test_map_of_the_architecture_names_every_module() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
-    configs = (ServerConfig, EngineConfig, EvalOptions, ChatOptions)
+    configs = (ServerConfig, EngineConfig, EvalOptions, ChatOptions, ProfileOptions)
     known = {s.flag[2:] for config in configs for s in settings(config)}
     known |= {"help", "config", "print-config", "some-flag", "flag"}
     scripts = [ROOT / "benchmarks/kernels.py", ROOT / "scripts/compile_kernels.py"]

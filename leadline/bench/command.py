@@ -8,7 +8,7 @@ import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.console import Console
@@ -25,6 +25,9 @@ from leadline.core.errors import ConfigError
 from leadline.core.version import __version__
 from leadline.engine.launch import build_engine, resolve_device
 from leadline.offline.options import checkpoint_folder, load_tokenizer
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Kind = Literal["latency", "throughput"]
 KINDS: tuple[Kind, ...] = ("latency", "throughput")
@@ -46,7 +49,7 @@ def bench_main(kind: Kind, options: BenchOptions, config: EngineConfig, command:
     """
     count = options.batch_size if kind == "latency" else options.num_prompts
     prompts = _file_prompts(options, config, count) if options.dataset else None
-    file = None if options.json is None else _writable(Path(options.json))
+    file = writable("json", options.json)
     logging.basicConfig(level=logging.WARNING)
     engine = build_engine(config)
     runs = []
@@ -78,7 +81,7 @@ def _file_prompts(options: BenchOptions, config: EngineConfig, count: int) -> li
 
 
 def circumstances(
-    kind: Kind, options: BenchOptions, config: EngineConfig, command: str
+    kind: str, options: DataclassInstance, config: EngineConfig, command: str
 ) -> dict[str, Any]:
     """What it takes to measure the same again."""
     device = resolve_device(config.device)
@@ -96,10 +99,17 @@ def circumstances(
     }
 
 
-def _writable(file: Path) -> Path:
-    """The file, told of before anything has run if it cannot be written."""
+def writable(option: str, path: str | None) -> Path | None:
+    """The file that an option names.
+
+    Raises:
+        ConfigError: it cannot be written; told of before anything has run.
+    """
+    if path is None:
+        return None
+    file = Path(path)
     try:
         file.open("a", encoding="utf-8").close()
     except OSError as error:
-        raise ConfigError(f"json is {str(file)!r}, which cannot be written: {error}") from error
+        raise ConfigError(f"{option} is {path!r}, which cannot be written: {error}") from error
     return file

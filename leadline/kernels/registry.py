@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from leadline.core.errors import ConfigError
-from leadline.kernels import batch_invariance, debug
+from leadline.kernels import batch_invariance, debug, observe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,10 @@ def op(*, watched: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(reference)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             run: Callable[..., R] = _active.get(name, reference)
-            result = run(*args, **kwargs)
+            if observe.observer.around is None:
+                result = run(*args, **kwargs)
+            else:
+                result = observe.call(name, run, args, kwargs)
             if watched and debug.switch.enabled:
                 debug.check(name, result)
             return result

@@ -4,8 +4,8 @@ The prefix cache is told that it knows a text, and the text's pages get random r
 with that text then takes the engine's own way: it hits, feeds the few rows that a hit leaves, and
 decodes. Whatever the engine believes of its memory is true, but for what the records say.
 
-    start_decoding(engine, batch=8, context=100_000, max_tokens=64)
-    while engine.has_work:
+    start_decoding(engine, batch=8, context=100_000)
+    for _ in range(64):
         engine.step()  # one row of each of the 8
 
 ``remember`` alone is for prompts of one's own, which the caller then adds to the engine.
@@ -34,7 +34,7 @@ _ROWS_AT_ONCE = 2**16
 
 
 def start_decoding(
-    engine: Engine, *, batch: int, context: int, max_tokens: int, seed: int = 0
+    engine: Engine, *, batch: int, context: int, max_tokens: int | None = None, seed: int = 0
 ) -> list[str]:
     """Bring an idle engine to where each step decodes a row of every request.
 
@@ -44,7 +44,8 @@ def start_decoding(
         engine: of ``DeepseekV41``.
         batch: greedy requests, whose texts share nothing.
         context: tokens of each prompt.
-        max_tokens: of each answer, end tokens or not; at least the first is drawn here.
+        max_tokens: of each answer, end tokens or not; at least the first is drawn here, and more
+            of those that begin first. None is what ``max_model_len`` leaves.
         seed: of texts and records.
 
     Returns:
@@ -55,19 +56,27 @@ def start_decoding(
         BadRequest: a prompt and its answer are longer than the model takes.
         LeadlineError: a request failed.
     """
-    _check_room(engine, batch, context + max_tokens)
+    if max_tokens is None:
+        max_tokens = max(1, engine.limits.max_model_len - context)
+    _check_room(engine, batch, context + min(max_tokens, engine.cache.page_size))
     prompts = random_texts(batch, context, engine.limits.vocab_size, seed)
     remember(engine, prompts, seed=seed)
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     names = [f"decoding {number}" for number in range(batch)]
     for name, prompt in zip(names, prompts, strict=True):
         engine.add(EngineRequest(name, prompt, sampling))
-    silent = set(names)
-    while silent:
+    answered: set[str] = set()
+    while len(answered) < batch:
+        before = len(answered)
         for output in engine.step():
             if output.error is not None:
                 raise LeadlineError(f"request {output.request_id}: {output.error}")
-            silent.discard(output.request_id)
+            answered.add(output.request_id)
+        if before == len(answered) == engine.stats().num_running:
+            raise ConfigError(
+                f"{before} of {batch} requests of {context} tokens fit side by side beside the "
+                "pages that the scheduler keeps free; give the cache more (kv_cache_memory_bytes)"
+            )
     return names
 
 
@@ -132,7 +141,7 @@ class _RandomRecords:
             rows = torch.randn(shape, generator=self._draw, device=device)
             values, scales = ops.pack_rows(rows, field.record)
             field.values[part] = values
-            if field.scales is not None:
+            if field.scales is not None and scales is not None:
                 field.scales[part] = scales
 
 

@@ -24,7 +24,7 @@ def build(**cache: object) -> Engine:
         EngineConfig(
             model=str(bundled_model()),
             device="cpu",
-            max_model_len=4096,
+            max_model_len=8192,
             check_integrity=True,
             cache=CacheConfig(**settings),  # type: ignore[arg-type]
             scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256),
@@ -93,6 +93,13 @@ def test_what_cannot_run_side_by_side_is_refused() -> None:
         start_decoding(engine, batch=4, context=500_000, max_tokens=4)
     with pytest.raises(ConfigError, match="a context of 500000 tokens needs 7813 pages"):
         remember(engine, random_texts(1, 500_000, 512, seed=0))
+
+
+def test_pages_that_the_scheduler_keeps_are_not_there_to_decode_in() -> None:
+    engine = build(kv_cache_memory_bytes=2 * 2**20, block_size=16)
+    context = (engine.cache.num_pages // 3 - 1) * 16
+    with pytest.raises(ConfigError, match=f"2 of 3 requests of {context} tokens fit side by side"):
+        start_decoding(engine, batch=3, context=context)
 
 
 def test_texts_follow_their_seed() -> None:
