@@ -23,7 +23,7 @@ from leadline.config.presets import PRESETS, preset
 from leadline.core.errors import CheckpointError, ConfigError
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
-from leadline.engine.forwards import CudaCapture, GraphLimits, GraphMode, Graphs
+from leadline.engine.forwards import Capture, CudaCapture, GraphLimits, GraphMode, Graphs
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
 from leadline.kernels.records import Record
@@ -47,19 +47,25 @@ TABLES_SHARE = 0.9  # of what host memory is free; the rest is for everything el
 
 
 def build_engine(
-    config: EngineConfig, *, make_sampler: Callable[[int], Sampler] = Sampler
+    config: EngineConfig,
+    *,
+    make_sampler: Callable[[int], Sampler] = Sampler,
+    make_capture: Callable[[], Capture] = CudaCapture,
 ) -> Engine:
     """Load the model, size its cache by what memory is left, and put an engine around them.
 
     Args:
         config: all settings.
         make_sampler: of the model's end token; evaluation has one that knows the answers.
+        make_capture: of graphs, where there are any; profiles have one that can do without them.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
-    return engine_around(load_model(config), config, make_sampler=make_sampler)
+    return engine_around(
+        load_model(config), config, make_sampler=make_sampler, make_capture=make_capture
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ def engine_around(
     config: EngineConfig,
     *,
     make_sampler: Callable[[int], Sampler] = Sampler,
+    make_capture: Callable[[], Capture] = CudaCapture,
 ) -> Engine:
     """Size a cache for a loaded model, bind it, and put an engine around both.
 
@@ -126,7 +133,8 @@ def engine_around(
     Args:
         loaded: by settings that agree with ``config`` in what ``load_model`` reads.
         config: all settings.
-        make_sampler: of the model's end token.
+        make_sampler: as for ``build_engine``.
+        make_capture: likewise.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
@@ -187,7 +195,7 @@ def engine_around(
         graphs = Graphs(
             model,
             BatchBuilder(num_history=num_history, device=device),
-            CudaCapture(),
+            make_capture(),
             graph_mode,
             GraphLimits(
                 max_num_seqs=size.num_slots - 1,
