@@ -13,10 +13,16 @@ from leadline import LLM, SamplingParams
 
 LENGTHS = (1, 7, 120, 130, 300, 700)
 
+on_every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 
-def make(golden: Path, rows: int) -> LLM:
+
+def make(golden: Path, rows: int, device: str) -> LLM:
     return LLM(
         golden / "v41-tiny",
+        device=device,
+        dtype="float32",
         kv_cache_dtype="float32",
         kv_cache_memory_bytes=2**26,
         swa_bounded_replay=False,  # the vectors are exact: every layer on every row
@@ -31,11 +37,12 @@ def cases(golden: Path) -> dict[str, Tensor]:
     return load_file(golden / "v41-tiny" / "cases.safetensors")
 
 
+@on_every_device
 @pytest.mark.parametrize("rows", [7, 64, 256, 8192])
 def test_prompt_logits_are_within_2e_4_for_any_chunk(
-    golden: Path, cases: dict[str, Tensor], rows: int
+    golden: Path, cases: dict[str, Tensor], rows: int, device: str
 ) -> None:
-    llm = make(golden, rows)
+    llm = make(golden, rows, device)
     for length in LENGTHS if rows > 7 else LENGTHS[:4]:
         logits = llm.prompt_logits(cases[f"p{length}.input_ids"].tolist())
         assert logits.dtype == torch.float32
@@ -44,12 +51,13 @@ def test_prompt_logits_are_within_2e_4_for_any_chunk(
         torch.testing.assert_close(logits[-len(want) :], want, rtol=0, atol=2e-4)
 
 
+@on_every_device
 @pytest.mark.parametrize("rows", [16, 64, 8192])
 def test_eight_requests_together_draw_every_greedy_token(
-    golden: Path, cases: dict[str, Tensor], rows: int
+    golden: Path, cases: dict[str, Tensor], rows: int, device: str
 ) -> None:
     """Short ones decode while long ones are still in prefill."""
-    llm = make(golden, rows)
+    llm = make(golden, rows, device)
     lengths = [700, 1, 120, 7, 300, 130, 120, 7]
     prompts = [cases[f"p{length}.input_ids"].tolist() for length in lengths]
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
@@ -66,6 +74,7 @@ def test_eight_requests_together_draw_every_greedy_token(
 def test_small_pages_change_nothing(golden: Path, cases: dict[str, Tensor]) -> None:
     llm = LLM(
         golden / "v41-tiny",
+        device="cpu",
         kv_cache_dtype="float32",
         block_size=16,
         kv_cache_memory_bytes=2**26,

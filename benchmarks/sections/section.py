@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from leadline.config.args import from_values
+from leadline.config.engine import EngineConfig
 from leadline.config.model import ModelConfig
 from leadline.config.presets import preset
 from leadline.engine.engine import Engine
@@ -116,34 +117,18 @@ class Bench:
     def model(self) -> ModelConfig:
         return preset(self.preset)
 
-    def config(
-        self,
-        *,
-        max_model_len: int,
-        max_num_seqs: int,
-        cuda_graphs: str = "all",
-        cache: CacheConfig | None = None,
-    ) -> EngineConfig:
-        """Settings of an engine with random weights; without a GPU it has no graphs.
-
-        Args:
-            max_model_len: as of ``EngineConfig``.
-            max_num_seqs: as of ``SchedulerConfig``.
-            cuda_graphs: where there is a GPU.
-            cache: takes 16 GiB of a GPU unless it says how many bytes.
-        """
+    def config(self, **values: Any) -> EngineConfig:
+        """Settings of an engine by their names; without a GPU it has no graphs."""
         on_gpu = torch.cuda.is_available()
-        cache = cache or CacheConfig()
-        memory = cache.kv_cache_memory_bytes or (16 * GIB if on_gpu else GIB // 4)
-        return EngineConfig(
-            model=self.preset,
-            load_format="dummy",
-            kernel_backend="triton" if on_gpu else "auto",
-            cuda_graphs=cuda_graphs if on_gpu else "off",
-            max_model_len=max_model_len,
-            cache=replace(cache, kv_cache_memory_bytes=memory),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
-        )
+        defaults = {
+            "model": self.preset,
+            "load_format": "dummy",
+            "kernel_backend": "triton" if on_gpu else "auto",
+            "kv_cache_memory_bytes": 16 * GIB if on_gpu else GIB // 4,
+        }
+        if not on_gpu:
+            values["cuda_graphs"] = "off"
+        return from_values(EngineConfig, defaults | values)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from benchmarks.day import Session, Shape, make_sessions
 from benchmarks.sections.section import Bench, Case, Section, Table, ratio
-from leadline.config.engine import EngineConfig
 from leadline.core.errors import LeadlineError
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
@@ -144,26 +143,26 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {name: 1e3 * float(np.quantile(seconds, q)) for name, q in (("p50", 0.5), ("p90", 0.9))}
 
 
-ARMS = ("all", "day0")
-
-
-def config_of(bench: Bench, sizes: Sizes, arm: str) -> EngineConfig:
-    """Room for the longest session on every lane."""
-    most = max(sizes.sessions.values())
-    played = _sessions(bench.model.vocab_size, sizes, most, seed=0)
-    longest = max(session.num_tokens for session in played)
-    config = bench.config(max_model_len=longest + 256, max_num_seqs=max(sizes.sessions))
-    if arm == "all":
-        return config
-    cache = replace(config.cache, swa_bounded_replay=False, kv_cache_dtype="fp8")
-    graphs = "off" if config.cuda_graphs == "off" else "decode"
-    return replace(config, cache=cache, cuda_graphs=graphs, async_scheduling=False)
+ARMS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "day0": {
+        "swa_bounded_replay": False,
+        "kv_cache_dtype": "fp8",
+        "cuda_graphs": "decode",
+        "async_scheduling": False,
+    },
+}
 
 
 def cases(bench: Bench) -> Iterator[Case]:
     sizes, vocab_size = QUICK if bench.quick else FULL, bench.model.vocab_size
-    for arm in ARMS:
-        engine = bench.engines.get(config_of(bench, sizes, arm))
+    most = max(sizes.sessions.values())
+    longest = max(s.num_tokens for s in _sessions(vocab_size, sizes, most, seed=0))
+    for arm, settings in ARMS.items():
+        config = bench.config(
+            max_model_len=longest + 256, max_num_seqs=max(sizes.sessions), **settings
+        )
+        engine = bench.engines.get(config)
         # Compiles and tunes what only such steps have.
         closed_loop(engine, _sessions(vocab_size, sizes, sizes.warmup, seed=1), sizes.warmup)
         for lanes, count in sizes.sessions.items():
@@ -196,15 +195,15 @@ def table(found: Sequence[Case]) -> Table:
         of_arm = {case["arm"]: case for case in found if case["lanes"] == lanes}
         for title, value_of, more_is_better in ROWS:
             values = {arm: value_of(case) for arm, case in of_arm.items()}
-            better, worse = ARMS if more_is_better else ARMS[::-1]
+            better, worse = ("all", "day0") if more_is_better else ("day0", "all")
             rows.append(
                 (
                     f"{lanes} at once: {title}",
-                    *(f"{values[arm]:.1f}" if arm in values else "" for arm in ARMS[::-1]),
+                    *(f"{values[arm]:.1f}" if arm in values else "" for arm in ("day0", "all")),
                     ratio(values.get(better), values.get(worse)),
                 )
             )
-    return ("", *ARMS[::-1], "times better"), rows
+    return ("", "day0", "all", "times better"), rows
 
 
 SECTION = Section("Agents, by the plainest settings and by all", cases, table)

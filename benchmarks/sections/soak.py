@@ -21,7 +21,6 @@ import torch
 from benchmarks.day import check_idle
 from benchmarks.sections.section import Bench, Case, Section, Table, ratio
 from leadline.bench.workload import random_prompts
-from leadline.config.engine import CacheConfig
 from leadline.core.errors import LeadlineError
 from leadline.core.request import EngineRequest, FinishReason, SamplingParams
 from leadline.engine.engine import Engine
@@ -238,7 +237,7 @@ def cases(bench: Bench) -> Iterator[Case]:
     config = bench.config(
         max_model_len=mix.longest + 256,
         max_num_seqs=mix.open * 2 // 3,  # so that some wait
-        cache=CacheConfig(kv_cache_memory_bytes=mix.cache_bytes),
+        kv_cache_memory_bytes=mix.cache_bytes,
     )
     engine = bench.engines.get(config)
     seconds = min(QUICK_SECONDS if bench.quick else SECONDS, 0.8 * bench.seconds())

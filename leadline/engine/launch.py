@@ -63,7 +63,9 @@ def build_engine(
         ConfigError: the settings do not fit the model or the memory.
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
-    return engine_around(load_model(config), config, make_sampler=make_sampler)
+    return engine_around(
+        load_model(config), config, make_sampler=make_sampler, make_capture=make_capture
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def engine_around(
     config: EngineConfig,
     *,
     make_sampler: Callable[[int], Sampler] = Sampler,
+    make_capture: Callable[[], Capture] = CudaCapture,
 ) -> Engine:
     """Size a cache for a loaded model, bind it, and put an engine around both.
 
@@ -131,7 +134,8 @@ def engine_around(
     Args:
         loaded: by settings that agree with ``config`` in what ``load_model`` reads.
         config: all settings.
-        make_sampler: of the model's end token.
+        make_sampler: as for ``build_engine``.
+        make_capture: likewise.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
