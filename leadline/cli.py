@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from leadline import __version__
 from leadline.config.args import FlagParser, closest, from_values, settings
 from leadline.config.engine import CacheConfig, EngineConfig
+from leadline.config.optimization import make_engine_config
 from leadline.config.server import ChatConfig, ServerConfig, shown
 from leadline.core.errors import ConfigError, LeadlineError
 
@@ -356,7 +357,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def _engine_config(values: dict[str, Any], positionals: Sequence[str]) -> EngineConfig:
     """The settings; a model that stands alone wins over ``--model``, the bundled one is last."""
     model = _single(positionals, "a model") or values.get("model") or str(bundled_model())
-    return from_values(EngineConfig, {**values, "model": model})
+    return make_engine_config({**values, "model": model})
 
 
 def _kind(command: str, kinds: Sequence[KindT], positionals: Sequence[str]) -> KindT:

@@ -59,7 +59,7 @@ def remember(engine: Engine, texts: Iterable[Sequence[int]]) -> None:
     Raises:
         AssertionError: there are too few pages for all of them.
     """
-    cache = engine._cache  # no request by itself leaves pages that were never computed
+    cache = engine.cache  # no request by itself leaves pages that were never computed
     wanted = cache.num_cached_pages
     for text in texts:
         request = Request("context", array("i", text), len(text), SamplingParams(), arrival=0.0)

@@ -126,6 +126,9 @@ class EngineConfig:
             where such kernels run and host memory suffices.
         engram_shared_memory: folder on a file system in memory (``/dev/shm``, or a hugetlbfs) for
             that copy: engines of one host share it, and it stays there until its files are removed.
+        optimization: a preset: ``all`` are the defaults; ``day0`` is the plainest engine that is
+            right: exact mode (no bounded replay), fp8 caches, no fusions, side streams or Engram
+            prefetch, graphs of decode rows only, no step planned ahead. Flags that are given win.
         kernel_backend: what runs the operations of a forward: ``auto`` takes what is fastest and
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
             bfloat16 on a GPU; behind it ``OP=BACKEND`` for single ones, as in
@@ -134,6 +137,16 @@ class EngineConfig:
             to the last bit, so that answers can be repeated under any load; ``triton`` only. Steps
             of few rows take as long as those of 128, and prompts several times as long. Reuse of
             cached prefixes still counts: bounded replay approximates.
+        fusions: groups of operations that run as fused kernels: ``all``, ``none``, or some of
+            ``mhc``, ``gate``, ``insert`` (norms and stores of windows), ``window`` (their
+            addresses), ``compressor``, ``indexer`` (candidates and selections; without it every
+            entry is scored), ``attention``, ``wo_a``, ``engram`` and ``sampling``, separated by
+            commas; behind ``all``, ``-GROUP`` takes one out. Others run as separate steps in
+            torch, with the same meaning; products of weights have no such form.
+        side_streams: in steps of up to 64 rows on a GPU, mixing coefficients run beside attention
+            and experts, and compressors and indexers beside projections. The tokens are the same.
+        engram_prefetch: rows of n-gram tables are gathered beside the layers in front of those
+            that read them; off, these wait for them. The tokens are the same.
         max_model_len: longest sequence; None takes the checkpoint's, lowered to what fits.
         quantize_activations: whether inputs of packed weights are quantised to MXFP8 as the
             model specification says; off is for parity runs.
@@ -150,8 +163,9 @@ class EngineConfig:
         debug_nonfinite: check every op's output and name the first op, layer and request with
             a non-finite value.
         cuda_graphs: which forwards are captured at start and replayed, on a GPU with kernels that
-            allow it: ``decode`` those of decode rows only, ``all`` those of prompts too, ``off``
-            none; ``auto`` is ``all`` where that is possible. The tokens are the same.
+            allow it: ``decode`` those of decode rows only, ``lower`` of prompts too up to the cut,
+            ``all`` above it too, ``off`` none; ``auto`` is ``all`` where that is possible, and
+            ``auto-decode`` is ``decode`` there. The tokens are the same.
         async_scheduling: plan the next step while one runs; None does so on a GPU. The tokens are
             the same.
         check_integrity: prove the books of pages and slots after every step.
@@ -165,8 +179,12 @@ class EngineConfig:
     load_format: str = "auto"
     engram_tables: str = "auto"
     engram_shared_memory: str | None = None
+    optimization: str = "all"
     kernel_backend: str = "auto"
     batch_invariant: bool = False
+    fusions: str = "all"
+    side_streams: bool = True
+    engram_prefetch: bool = True
     max_model_len: int | None = None
     quantize_activations: bool = True
     moe_activations: str = "mxfp8"
@@ -184,7 +202,8 @@ class EngineConfig:
         choice(self, "dtype", "auto", "float32", "bfloat16", "float64")
         choice(self, "device", "auto", "cpu", "cuda")
         choice(self, "load_format", "auto", "safetensors", "dummy")
-        choice(self, "cuda_graphs", "auto", "off", "decode", "all")
+        choice(self, "optimization", "all", "day0")
+        choice(self, "cuda_graphs", "auto", "auto-decode", "off", "decode", "lower", "all")
         choice(self, "moe_activations", "mxfp8", "fp8")
         if self.moe_activations == "fp8" and not self.quantize_activations:
             raise ConfigError(

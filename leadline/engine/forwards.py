@@ -48,6 +48,7 @@ class GraphMode(enum.StrEnum):
 
     OFF = "off"
     DECODE = "decode"  # those of decode rows only
+    LOWER = "lower"  # and the lower half of those with rows of prompts
     ALL = "all"
 
 
@@ -118,10 +119,11 @@ class Graphs:
         self._capture = capture
         self._limits, self._size = limits, size
         self._eager = Eager(model, builder)
-        prompts = mode is GraphMode.ALL
+        most = limits.max_num_batched_tokens
+        lower, upper = mode in (GraphMode.LOWER, GraphMode.ALL), mode is GraphMode.ALL
         self._decode_rows = _up_to(DECODE_ROWS, limits.max_num_seqs)
-        self._lower_rows = _within(LOWER_ROWS, limits.max_num_batched_tokens) if prompts else ()
-        self._upper_rows = _within(UPPER_ROWS, limits.max_num_batched_tokens) if prompts else ()
+        self._lower_rows = _within(LOWER_ROWS, most) if lower else ()
+        self._upper_rows = _within(UPPER_ROWS, most) if upper else ()
         rows = max(limits.max_num_batched_tokens, self._decode_rows[-1])
         self._capacity = BatchShape(
             rows=rows,

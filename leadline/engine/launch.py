@@ -97,7 +97,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    kernels = choose(config.kernel_backend, device, dtype, batch_invariant=config.batch_invariant)
+    kernels = choose(
+        config.kernel_backend,
+        device,
+        dtype,
+        fusions=config.fusions,
+        batch_invariant=config.batch_invariant,
+    )
     weights = _open_weights(config, device, kernels)
     params = Parameters(
         weights.source,
@@ -115,6 +121,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         params,
         token_map=weights.token_map,
         exact_rounding=config.exact_rounding,
+        side_streams=config.side_streams,
+        engram_prefetch=config.engram_prefetch,
     )
     weights.source.finish()
     return LoadedModel(model, kernels, device, dtype, params.wide, weights.tokenizer_file)
@@ -332,22 +340,23 @@ def obstacle_to_graphs(
         return "there is no GPU"
     if config.debug_nonfinite:
         return "debug_nonfinite looks at every result"
-    if kernels.unfused:
-        return f"no kernel of a GPU runs {', '.join(kernels.unfused)} (kernel_backend)"
+    if kernels.waiting:
+        return f"no kernel of a GPU runs {', '.join(kernels.waiting)} (kernel_backend)"
     if layout.index_record is not Record.FP4_32:
         return f"index keys of kv_cache_dtype {config.cache.kv_cache_dtype!r} have no kernels"
     return None
 
 
 def resolve_graph_mode(wanted: str, obstacle: str | None) -> GraphMode:
-    """``auto`` is ``all`` where nothing is in the way.
+    """``auto`` is ``all`` where nothing is in the way, and ``auto-decode`` is ``decode``.
 
     Raises:
         ConfigError: graphs are wanted and cannot be.
     """
-    if wanted == "auto":
-        logger.info("graphs: %s", "all" if obstacle is None else f"none, since {obstacle}")
-        return GraphMode.ALL if obstacle is None else GraphMode.OFF
+    if wanted.startswith("auto"):
+        mode = GraphMode.ALL if wanted == "auto" else GraphMode.DECODE
+        logger.info("graphs: %s", mode if obstacle is None else f"none, since {obstacle}")
+        return mode if obstacle is None else GraphMode.OFF
     if wanted != "off" and obstacle is not None:
         raise ConfigError(f"cuda_graphs is {wanted!r}, but {obstacle}; set it to 'off'")
     return GraphMode(wanted)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leadline.config.args import closest, from_values, parse_count, settings
+from leadline.config.args import closest, parse_count, settings
 from leadline.config.engine import EngineConfig
 from leadline.config.model import ModelConfig, load_model_config, model_config_to_json
+from leadline.config.optimization import make_engine_config
 from leadline.core.errors import ConfigError
 from leadline.weights.checkpoint import resolve_checkpoint
 
@@ -150,7 +151,7 @@ def arm_config(arm: Arm, base: Mapping[str, Any]) -> Iterator[EngineConfig]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leadline-arm-"))
             _overlay(source, Path(folder), own)
             values["model"] = folder
-        yield from_values(EngineConfig, values)
+        yield make_engine_config(values)
 
 
 def _overlay(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ numbers refer to ``v41-model`` unless another specification is named.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -747,7 +749,7 @@ def routed_experts(
     *,
     limit: float,
     row_scales: bool = False,
-    shared: Tensor | None = None,
+    shared: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
 
@@ -761,7 +763,8 @@ def routed_experts(
         row_scales: inputs that are quantised get one power of two a row instead of one for 32
             channels (``quant.round_trip_fp8_row``), for FP8 tensor cores; an approximation. Where
             these would not be faster a backend may keep the finer scales.
-        shared: ``[m, D]`` activations, the shared expert's output, which is added last.
+        shared: gives ``[m, D]`` activations, the shared expert's output, which is added last: asked
+            once the products have been launched, since it may have to wait.
 
     Returns:
         ``[m, D]`` activations, rounded once; without ``shared`` wide, not rounded.

@@ -20,6 +20,7 @@ import torch
 
 from leadline.core.errors import ConfigError
 from leadline.kernels import batch_invariance, debug, observe
+from leadline.kernels.fusions import FUSED, separate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +63,7 @@ class Backend:
     """Faster implementations of some ops.
 
     Attributes:
-        device: the kind of device that they run on.
+        device: the kind of device that they run on; None is any.
         dtypes: of activations.
         module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported.
         package: what the module needs beside torch.
@@ -72,7 +73,7 @@ class Backend:
         batch_invariant: it has the mode of ``kernels.batch_invariance``.
     """
 
-    device: str
+    device: str | None
     dtypes: frozenset[torch.dtype]
     module: str
     package: str
@@ -83,7 +84,7 @@ class Backend:
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot run there, or None."""
-        if device.type != self.device:
+        if self.device not in (None, device.type):
             return f"it runs on device {self.device!r}, and this is {device.type!r}"
         if dtype not in self.dtypes:
             names = " or ".join(sorted(map(str, self.dtypes)))
@@ -113,10 +114,18 @@ BACKENDS: dict[str, Backend] = {
         reads_packed=True,
         batch_invariant=True,
     ),
+    "unfused": Backend(
+        None,
+        frozenset({torch.bfloat16, torch.float32, torch.float64}),
+        "leadline.kernels.unfused",
+        package="torch",
+        extra="gpu",
+        automatic=False,  # it is chosen for groups that ``fusions`` leaves out
+    ),
 }
 
 
-_PRODUCTS = ("linear", "output_projection", "shared_expert", "routed_experts")
+_PRODUCTS = ("linear", "grouped_linear", "shared_expert", "routed_experts")
 """Ops that models give weights to which may be packed."""
 
 
@@ -145,12 +154,14 @@ class Kernels:
         )
 
     @property
-    def unfused(self) -> list[str]:
-        """Ops that a GPU has kernels for and that run otherwise: they may wait for the host."""
+    def waiting(self) -> list[str]:
+        """Ops that a GPU has kernels for and that run otherwise, and may wait for the host."""
+        steps = BACKENDS["unfused"].implementations()
         return [
             name
             for name in BACKENDS["triton"].implementations()
-            if self.backend_of.get(name) != "triton"
+            if self.backend_of.get(name) not in ("triton", "unfused")
+            and (name in self.backend_of or name in steps or name not in FUSED)
         ]
 
     @contextmanager
@@ -170,7 +181,12 @@ REFERENCE = Kernels({})
 
 
 def choose(
-    wanted: str, device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False
+    wanted: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    fusions: str = "all",
+    batch_invariant: bool = False,
 ) -> Kernels:
     """The kernels that a setting asks for.
 
@@ -179,6 +195,8 @@ def choose(
             single ones, separated by commas.
         device: where tensors are.
         dtype: of activations.
+        fusions: groups of ops that run as fused kernels, see ``fusions.separate``. Ops that are
+            named in ``wanted`` do as that says.
         batch_invariant: a row's result must not depend on the other rows.
 
     Raises:
@@ -193,6 +211,7 @@ def choose(
     if name == "auto":
         name = _best(device, dtype)
     chosen = {} if name == "reference" else dict.fromkeys(_runnable(name, device, dtype), name)
+    chosen = unfuse(chosen, fusions)
     for word in words:
         if "=" in word:
             chosen |= _override(word, device, dtype)
@@ -224,6 +243,16 @@ def _require_batch_invariance(chosen: Mapping[str, str]) -> None:
             f"batch_invariant needs all ops by {' or '.join(sorted(able))}, and kernel_backend "
             f"{found}; change one of the two"
         )
+
+
+def unfuse(backend_of: Mapping[str, str], fusions: str) -> dict[str, str]:
+    """A choice of backends without the groups that a setting leaves out.
+
+    Their ops run as separate steps: those of ``kernels.unfused``, or the definition.
+    """
+    ops, steps = separate(fusions), BACKENDS["unfused"].implementations()
+    kept = {name: backend for name, backend in backend_of.items() if name not in ops}
+    return kept | {name: "unfused" for name in backend_of if name in ops and name in steps}
 
 
 def _best(device: torch.device, dtype: torch.dtype) -> str:

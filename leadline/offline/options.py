@@ -9,6 +9,7 @@ from typing import Any
 from leadline.config import compat
 from leadline.config.args import closest, from_values, settings
 from leadline.config.engine import EngineConfig
+from leadline.config.optimization import make_engine_config
 from leadline.config.presets import PRESETS
 from leadline.config.server import ChatConfig
 from leadline.text.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ def read_options(model: str | Path, options: Mapping[str, Any]) -> tuple[EngineC
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
     # Nobody else asks this engine, so a list of prompts may be as long as it is.
     values = {"max_num_queued_reqs": 0, **compat.settle(options), "model": str(model)}
-    return from_values(EngineConfig, values), from_values(ChatConfig, values)
+    return make_engine_config(values), from_values(ChatConfig, values)
 
 
 def checkpoint_folder(config: EngineConfig) -> Path | None:

@@ -29,6 +29,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> None:
         "double": Backend("cpu", frozenset({F32}), "double", package="math", extra="x"),
         "absent": Backend("cpu", frozenset({F32}), "absent", package="no_such", extra="fast"),
         "device": Backend("cuda", frozenset({F32}), "device", package="math", extra="x"),
+        "unfused": registry.BACKENDS["unfused"],
     }
     module = ModuleType("double")
     module.IMPLEMENTATIONS = {"rms_norm": doubled_norm}  # type: ignore[attr-defined]
@@ -146,7 +147,7 @@ def test_the_log_says_what_would_be_faster(
 def test_weights_stay_packed_where_every_product_reads_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    products = ("linear", "output_projection", "shared_expert", "routed_experts")
+    products = ("linear", "grouped_linear", "shared_expert", "routed_experts")
     reader = Backend("cpu", frozenset({F32}), "reader", "math", "x", reads_packed=True)
     module = ModuleType("reader")
     module.IMPLEMENTATIONS = dict.fromkeys(products, print)  # type: ignore[attr-defined]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.registry import Kernels
+from leadline.kernels.reference import attention
+from leadline.kernels.registry import Kernels, unfuse
 from leadline.models.batch import ForwardBatch, forward
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.weights.engram_tables import TableMemory
@@ -48,8 +49,13 @@ def run(model: DeepseekV41, batch: ForwardBatch) -> Tensor:
     return model.logits(forward(model, batch)[batch.sample_rows])
 
 
-def test_no_step_synchronises(kernels: Kernels) -> None:
+@pytest.mark.parametrize("fusions", ["all", "none"])
+def test_no_step_synchronises(
+    kernels: Kernels, fusions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chunk that is staged and trimmed beside a short one, one that ends early, and decodes."""
+    kernels = Kernels(unfuse(kernels.backend_of, fusions))
+    monkeypatch.setattr(attention, "host_may_wait", lambda _: False)
     made = stepper()
     long, short = (made.start(list(range(3, 3 + n))) for n in (60, 9))
     batches = [
@@ -62,8 +68,7 @@ def test_no_step_synchronises(kernels: Kernels) -> None:
             batch, sample_rows=torch.arange(len(batch.rows_upper), device=DEVICE)
         )
         with torch.inference_mode(), kernels.active():
-            if DEVICE == "cuda":
-                run(made.model, batch)  # compiles and tunes
+            run(made.model, batch)  # compiles and tunes, and makes tables of formats
             with refused():
                 run(made.model, batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ def routed_experts(
     *,
     limit: float,
     row_scales: bool = False,
-    shared: Tensor | None = None,
+    shared: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Expert by expert, so that one expert's weights are read once for all of its rows."""
     if w13.quantizes_input:
@@ -95,7 +96,7 @@ def routed_experts(
     out = np.zeros(x.shape, np.float32)
     _routed_experts(x, ids, weights, w13.dense, w2.dense, limit, block, out)
     total = torch.from_numpy(out)
-    return total if shared is None else total + shared
+    return total if shared is None else total + shared()
 
 
 @kernel

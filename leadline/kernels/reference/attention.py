@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
-from leadline.kernels.reference.blocks import rows_per_block
+from leadline.kernels.reference.blocks import host_may_wait, rows_per_block
 from leadline.kernels.reference.indexer import entry_address
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.quant import store_fp8_32
@@ -38,14 +40,11 @@ def sparse_attention(
     slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
     step = rows_per_block(slots * q.shape[2], q.device)
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
-    # Rows of the window belong to many queries, so those that any of them sees are unpacked before.
-    ring = window.values.shape[1]
-    seen, place = window_index.clamp(min=0).unique(return_inverse=True)
-    window_rows = load_rows(window, seen // ring, seen % ring, q.dtype)
+    window_keys = _window_loader(window, window_index.clamp(min=0), q.dtype)
     outputs = []
     for start in range(0, q.shape[0], step):
         rows = slice(start, start + step)
-        keys, valid = F.embedding(place[rows], window_rows), window_index[rows] >= 0
+        keys, valid = window_keys(rows), window_index[rows] >= 0
         if kv is not None and selected is not None:
             chosen = selected[rows]
             address = entry_address(
@@ -54,7 +53,7 @@ def sparse_attention(
             keys = torch.cat((keys, load_rows(kv, *address, q.dtype)), dim=1)
             valid = torch.cat((valid, chosen >= 0), dim=1)
             if core is _blocked_softmax:
-                keys, valid = _close_gap(keys, valid, window_width[rows], place.shape[1])
+                keys, valid = _close_gap(keys, valid, window_width[rows], window_index.shape[1])
         # Places without a key were read from somewhere: what lies there may be anything, and a
         # weight of 0 does not hide a NaN.
         keys.masked_fill_(~valid.unsqueeze(2), 0)
@@ -70,6 +69,19 @@ def sparse_attention(
     if fp8 is not None:
         store_fp8_32(output, *fp8)
     return output
+
+
+def _window_loader(
+    window: RecordField, index: Tensor, dtype: torch.dtype
+) -> Callable[[slice], Tensor]:
+    """What loads the window of some rows, ``[n, W, d]``."""
+    ring = window.values.shape[1]
+    if not host_may_wait(index.device):
+        return lambda rows: load_rows(window, index[rows] // ring, index[rows] % ring, dtype)
+    # They belong to many queries, so those that any of them sees are unpacked before.
+    seen, place = index.unique(return_inverse=True)
+    unpacked = load_rows(window, seen // ring, seen % ring, dtype)
+    return lambda rows: F.embedding(place[rows], unpacked)
 
 
 def _plain_softmax(scores: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,3 +12,8 @@ _ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 def rows_per_block(row_elements: int, device: torch.device) -> int:
     """Rows of a block whose temporary has ``row_elements`` elements a row; at least one."""
     return max(1, _ELEMENTS[device.type] // row_elements)
+
+
+def host_may_wait(device: torch.device) -> bool:
+    """Whether what tensors hold may decide how much is computed: on a GPU steps never wait."""
+    return device.type == "cpu"

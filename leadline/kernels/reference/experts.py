@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,7 +35,7 @@ def routed_experts(
     *,
     limit: float,
     row_scales: bool = False,
-    shared: Tensor | None = None,
+    shared: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """One GEMM per expert that has rows; everything else runs over all pairs at once."""
     num_rows, per_row = experts.shape
@@ -54,7 +56,7 @@ def routed_experts(
     # Where the id is -1 the last expert was multiplied with: that is nobody's output.
     outputs = outputs.view(num_rows, per_row, -1).masked_fill(experts.unsqueeze(-1) < 0, 0)
     total = widen(outputs).sum(1)
-    return total if shared is None else (total + shared).to(x.dtype)
+    return total if shared is None else (total + shared()).to(x.dtype)
 
 
 def _grouped(x: Tensor, weight: Tensor, counts: dict[int, int]) -> Tensor:

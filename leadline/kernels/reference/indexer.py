@@ -54,7 +54,7 @@ def index_logits(
         for part in rows.split(step, dim=1):
             dot = (widen(q[part]).flatten(1, 2) @ key).unflatten(1, (part.shape[1], -1))
             scores[part] = _sum_heads(dot, weights[part], exact_rounding=exact_rounding)
-    return _hide(scores, visible)
+    return hide(scores, visible)
 
 
 def candidate_logits(
@@ -120,7 +120,7 @@ def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tenso
     """Ascending positions, -1 behind them."""
     width = min(k, scores.shape[1])
     if visible is not None:
-        scores = _hide(scores, visible)
+        scores = hide(scores, visible)
     chosen = top_k_mask(scores, k)
     rows, positions = chosen.nonzero(as_tuple=True)
     place = chosen.cumsum(-1)[rows, positions] - 1
@@ -129,7 +129,7 @@ def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tenso
     return selected
 
 
-def _hide(scores: Tensor, visible: Tensor) -> Tensor:
+def hide(scores: Tensor, visible: Tensor) -> Tensor:
     """-inf from each row's ``visible`` on."""
     place = torch.arange(scores.shape[1], device=scores.device)
     return scores.masked_fill(place >= visible.unsqueeze(1), -torch.inf)
@@ -139,14 +139,19 @@ def select_candidate_blocks(
     scores: Tensor, visible: Tensor, *, block_size: int, topk_blocks: int
 ) -> Tensor:
     """The block of the newest visible position is pinned and counts as one of the kept."""
+    return select_top_k(best_of_blocks(scores, visible, block_size=block_size), topk_blocks)
+
+
+def best_of_blocks(scores: Tensor, visible: Tensor, *, block_size: int) -> Tensor:
+    """``[m, blocks]`` the best score of each block; infinity where the newest entry is."""
     num_rows, num_entries = scores.shape
     num_blocks = -(-num_entries // block_size)
     padded = scores.new_full((num_rows, num_blocks * block_size), -torch.inf)
-    padded[:, :num_entries] = _hide(torch.where(scores.isnan(), -torch.inf, scores), visible)
+    padded[:, :num_entries] = hide(torch.where(scores.isnan(), -torch.inf, scores), visible)
     best = padded.unflatten(1, (num_blocks, block_size)).amax(-1)
     newest = (visible - 1) // block_size  # -1, which is no block, where nothing is visible
     pinned = torch.arange(num_blocks, device=scores.device) == newest.unsqueeze(1)
-    return select_top_k(best.masked_fill(pinned, torch.inf), topk_blocks)
+    return best.masked_fill(pinned, torch.inf)
 
 
 def select_from_candidates(scores: Tensor, blocks: Tensor, k: int, *, block_size: int) -> Tensor:

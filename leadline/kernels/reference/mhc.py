@@ -24,8 +24,8 @@ def mhc_coefficients(
     flat = widen(streams).flatten(1)
     mixed = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
     sizes = (num_streams, num_streams, num_streams * num_streams)
-    repeats = torch.tensor(sizes, device=scale.device)
-    gates = torch.addcmul(base, mixed, scale.repeat_interleave(repeats))
+    scales = torch.cat([part.expand(size) for part, size in zip(scale, sizes, strict=True)])
+    gates = torch.addcmul(base, mixed, scales)
     pre, post, comb = gates.split(sizes, dim=-1)
     comb = comb.unflatten(-1, (num_streams, num_streams)).softmax(-1) + hc_eps
     comb = _sinkhorn(comb, sinkhorn_iters, hc_eps)

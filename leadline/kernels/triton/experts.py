@@ -13,6 +13,8 @@ weight for up to 128 tokens, and the products are what counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -43,7 +45,7 @@ def routed_experts(
     *,
     limit: float,
     row_scales: bool = False,
-    shared: Tensor | None = None,
+    shared: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Packed stacks by these kernels; plain ones, of small test checkpoints, by the reference.
 
@@ -64,11 +66,10 @@ def routed_experts(
     many = planned_rows(num_rows) * per_row >= _MANY * len(w2.codes)
     pair_outputs = experts_fp8.pair_outputs if row_scales and many else _pair_outputs
     outputs = pair_outputs(x, ids, weights, w13, w2, limit=limit)
-    if shared is not None:
-        shared = shared.contiguous()
+    added = None if shared is None else shared().contiguous()
     block = min(triton.next_power_of_2(width), 1024)
     _sum_pairs[(num_rows, triton.cdiv(width, block))](
-        outputs, ids.contiguous(), shared, out, width, PER_ROW=per_row, BLOCK=block
+        outputs, ids.contiguous(), added, out, width, PER_ROW=per_row, BLOCK=block
     )
     return out
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from leadline.kernels import ops
 from leadline.models.common.parameters import Parameters
+from leadline.models.common.side_stream import SideStream
 
 
 class MoE:
@@ -20,7 +23,9 @@ class MoE:
         num_experts_per_tok: int,
         routed_scaling_factor: float,
         swiglu_limit: float,
+        beside: SideStream,
     ) -> None:
+        self.beside = beside
         self.num_experts_per_tok = num_experts_per_tok
         self.routed_scaling_factor = routed_scaling_factor
         self.swiglu_limit = swiglu_limit
@@ -35,10 +40,15 @@ class MoE:
         self.shared_w2 = params.linear(f"{shared}.w2")
 
     def forward(self, x: Tensor, req_of_row: Tensor) -> Tensor:
-        """``[m, D]`` -> ``[m, D]``; the shared expert is added last.
+        """``[m, D]`` -> ``[m, D]``; the shared expert runs beside the others, and is added last.
 
         Padding, of group -1, chooses no expert, whose weights would be read for nobody.
         """
+        limit = self.swiglu_limit
+        sharing = self.beside.fork(
+            partial(ops.shared_expert, x, self.shared_w13, self.shared_w2, limit=limit),
+            num_rows=len(x),
+        )
         ids, weights = ops.route(
             x,
             self.gate,
@@ -47,8 +57,6 @@ class MoE:
             num_experts_per_tok=self.num_experts_per_tok,
             scale=self.routed_scaling_factor,
         )
-        limit = self.swiglu_limit
-        shared = ops.shared_expert(x, self.shared_w13, self.shared_w2, limit=limit)
         return ops.routed_experts(
             x,
             ids,
@@ -57,5 +65,5 @@ class MoE:
             self.w2,
             limit=limit,
             row_scales=self.row_scales,
-            shared=shared,
+            shared=sharing.join,
         )

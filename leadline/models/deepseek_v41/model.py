@@ -79,7 +79,7 @@ class Block:
         exact_rounding: bool,
         *,
         mixing: SideStream,
-        indexing: SideStream,
+        beside: SideStream,
     ) -> None:
         prefix, eps = f"layers.{layer}", config.rms_norm_eps
         self.layer, self.eps = layer, eps
@@ -97,7 +97,7 @@ class Block:
             for site in ("attn", "ffn")
         )
         self.attn = Attention(
-            params, f"{prefix}.attn", config, layer, exact_rounding, beside=indexing
+            params, f"{prefix}.attn", config, layer, exact_rounding, beside=beside
         )
         self.ffn = MoE(
             params,
@@ -106,6 +106,7 @@ class Block:
             num_experts_per_tok=config.num_experts_per_tok,
             routed_scaling_factor=config.routed_scaling_factor,
             swiglu_limit=config.swiglu_limit,
+            beside=beside,
         )
         self.engram: Engram | None = None
         if layer in config.engram_layer_ids:
@@ -183,12 +184,12 @@ class DeepseekV41:
             beta_slow=scaling.beta_slow,
             original_max_position_embeddings=scaling.original_max_position_embeddings,
         ).to(device)
-        # Two, or coefficients would hold up the selection that attention waits for.
-        mixing, indexing = (
+        # Two, or coefficients would hold up selections and shared experts, which layers wait for.
+        mixing, beside = (
             SideStream(device, enabled=side_streams, max_rows=FEW_ROWS) for _ in range(2)
         )
         self.blocks = [
-            Block(params, layer, config, exact_rounding, mixing=mixing, indexing=indexing)
+            Block(params, layer, config, exact_rounding, mixing=mixing, beside=beside)
             for layer in range(config.num_hidden_layers)
         ]
         self.prefetch: EngramPrefetch | None = None

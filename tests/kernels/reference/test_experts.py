@@ -159,7 +159,7 @@ def test_the_shared_expert_is_added_before_the_one_rounding() -> None:
     )
     (ids, weights), shared = routing(7), torch.randn(7, D).bfloat16()
     wide = e.routed_experts(x, ids, weights, w13, w2, limit=LIMIT)
-    got = e.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, shared=shared)
+    got = e.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, shared=lambda: shared)
     assert torch.equal(got, (wide + shared).bfloat16())
 
 

@@ -151,7 +151,7 @@ def test_the_shared_expert_is_added_before_the_rounding(device: torch.device) ->
     x, w13, w2 = rows(3, 64, device), *stacks(4, 64, 32, device)
     ids, weights = choose(3, [0, 1, 2, 3], 2, device), torch.rand(3, 2, device=device)
     shared = rows(3, 64, device)
-    actual = experts.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, shared=shared)
+    actual = experts.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, shared=lambda: shared)
     total = experts.routed_experts(x, ids, weights, w13, w2, limit=LIMIT)
     assert torch.equal(actual, (total + shared).bfloat16())
 

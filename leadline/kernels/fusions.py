@@ -1,0 +1,59 @@
+"""Fused kernels by what they fuse: each group can be turned off, to measure what it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leadline.core.errors import ConfigError
+
+FUSIONS: Mapping[str, tuple[str, ...]] = {
+    "mhc": ("mhc_coefficients", "mhc_enter", "mhc_expand", "mhc_seam"),
+    "gate": ("route",),
+    "insert": ("norm_rotate_store", "norm_query_store_window"),
+    "window": ("plan_window", "commit_window"),
+    "compressor": ("store_entries", "store_index_keys"),
+    # Off, every index layer scores all entries.
+    "indexer": (
+        "prepare_index_query",
+        "quantize_index_query",
+        "candidate_logits",
+        "select_top_k",
+        "select_candidate_blocks",
+        "select_from_candidates",
+    ),
+    "attention": ("sparse_attention",),
+    "wo_a": ("output_projection",),
+    "engram": ("engram_hash", "engram_inject"),
+    "sampling": ("apply_bitmask", "apply_penalties", "greedy", "logprobs", "sample"),
+}
+"""The ops of each group. Products of weights are in none, nor the scores of all entries: their
+separate steps would expand whole matrices and caches."""
+
+FUSED = frozenset(name for group in FUSIONS.values() for name in group)
+"""Ops of all groups."""
+
+
+def separate(wanted: str) -> frozenset[str]:
+    """Ops that a setting wants as separate steps.
+
+    Args:
+        wanted: ``all`` or ``none``, or the groups that stay, separated by commas; behind ``all``,
+            ``-GROUP`` takes one out.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    kept: set[str] = set()
+    for word in wanted.split(","):
+        name = word.removeprefix("-")
+        if word in ("all", "none"):
+            kept = set(FUSIONS if word == "all" else ())
+        elif name not in FUSIONS:
+            raise ConfigError(
+                f"fusions has {word!r}; write all, none, or groups of {', '.join(FUSIONS)}"
+            )
+        elif word == name:
+            kept.add(name)
+        else:
+            kept.discard(name)
+    return FUSED.difference(*(FUSIONS[name] for name in kept))
