@@ -50,8 +50,8 @@ def stated_noise(name: str, length: int) -> float:
 def test_with_quantisers_it_deviates_like_another_order_of_sums(
     name: str, mode: str, lengths: tuple[int, ...]
 ) -> None:
-    """The stated noise is one draw of what last bits can do, and this is another: half as much
-    again is allowed.
+    """The stated noise is one draw of what last bits can do, and this is another: twice as much is
+    allowed. The reference's own draw is 1.9 times the stated one.
     """
     cases, _ = vectors(name)
     deviations = []
@@ -60,4 +60,4 @@ def test_with_quantisers_it_deviates_like_another_order_of_sums(
         logits = stepper.feed(stepper.start(cases[f"p{length}.input_ids"].tolist()))
         want = cases[f"p{length}.{mode}.prompt_logits"]
         deviations.append(float((logits[-len(want) :] - want).abs().mean()))
-    assert sum(deviations) <= 1.5 * sum(stated_noise(name, length) for length in lengths)
+    assert sum(deviations) <= 2 * sum(stated_noise(name, length) for length in lengths)
