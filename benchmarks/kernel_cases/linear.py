@@ -188,7 +188,8 @@ def _shared_expert(tokens: int, *, aligned: bool = False) -> Case:
 
 def _cases() -> Iterator[Case]:
     yield from (_grouped_linear(tokens) for tokens in WO_A_PEERS)
-    yield from (_output_projection(tokens) for tokens in (1, 32, 8192))
+    # With 8 tokens, and aligned with 128, only the second product streams its weight.
+    yield from (_output_projection(tokens) for tokens in (1, 8, 32, 8192))
     for (rows, width), by_tokens in PEERS.items():
         yield from (_linear(tokens, rows, width) for tokens in by_tokens)
     yield from (_shared_expert(tokens) for tokens in (1, 32, 8192))
@@ -197,7 +198,7 @@ def _cases() -> Iterator[Case]:
         few = [tokens for tokens in by_tokens if tokens <= 128]
         yield from (_linear(tokens, rows, width, aligned=True) for tokens in few)
     yield from (_grouped_linear(tokens, aligned=True) for tokens in (1, 8, 32))
-    yield from (_output_projection(tokens, aligned=True) for tokens in (1, 32))
+    yield from (_output_projection(tokens, aligned=True) for tokens in (1, 32, 128))
     yield from (_shared_expert(tokens, aligned=True) for tokens in (1, 32))
 
 

@@ -23,19 +23,12 @@ from triton.language.target_info import cuda_capability_geq
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
-from leadline.kernels.triton.launch import (
-    INTERPRETED,
-    await_previous,
-    hold_next,
-    overlapped,
-    processors,
-)
+from leadline.kernels.triton.launch import INTERPRETED, processors
+from leadline.kernels.triton.partial_sums import add_parts, add_parts_into
 from leadline.kernels.triton.quant import on_fp8_32_grid, round_trip_fp8_32
 from leadline.kernels.triton.streamed_matmul import (
     Operand,
     encode,
-    layout,
-    store_operand,
     streamed_matmul,
     streams,
 )
@@ -93,7 +86,7 @@ def packed_matmul(x: Tensor, weight: PackedWeight) -> Tensor:
     tokens, groups, _ = x.shape
     if not tokens:
         return x.new_empty(0, groups * weight.codes.shape[1])
-    return _add(_multiply(x, weight))
+    return add_parts(_multiply(x, weight))
 
 
 def chained_matmul(
@@ -116,11 +109,11 @@ def chained_matmul(
     parts = _multiply(x, first)
     if _is_streamed(tokens, second):
         operand = Operand.empty(tokens, second)
-        _launch_add(parts, operand.codes, operand.powers, layout(second), swiglu_limit=swiglu_limit)
-        return _add(streamed_matmul(operand, second).flatten(2))
+        add_parts_into(parts, operand, swiglu_limit=swiglu_limit)
+        return add_parts(streamed_matmul(operand, second).flatten(2))
     hidden = x.new_empty(tokens, 1, second.codes.shape[2])
-    _launch_add(parts, hidden, rounds=second.quantizes_input, swiglu_limit=swiglu_limit)
-    return _add(_multiply(hidden, second, input_rounded=True))
+    add_parts_into(parts, hidden, rounds=second.quantizes_input, swiglu_limit=swiglu_limit)
+    return add_parts(_multiply(hidden, second, input_rounded=True))
 
 
 def _is_streamed(tokens: int, weight: PackedWeight) -> bool:
@@ -324,108 +317,6 @@ def _shrunken_bf16(codes, exponents):
         pack=4,
     )
     return bits * (factor << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-
-
-def _add(parts: Tensor) -> Tensor:
-    """Partial sums ``[splits, m, n]`` -> ``[m, n]`` bf16."""
-    if len(parts) == 1:
-        return parts[0]
-    out = parts.new_empty(parts.shape[1:], dtype=torch.bfloat16)
-    _launch_add(parts, out)
-    return out
-
-
-def _launch_add(
-    parts: Tensor,
-    out: Tensor,
-    powers: Tensor | None = None,
-    operand_layout: tuple[int, int] = (1, 32),
-    *,
-    rounds: bool = False,
-    swiglu_limit: float | None = None,
-) -> None:
-    """Partial sums ``[splits, m, n]`` to ``out [m, n]``, or ``[m, n / 2]`` behind SwiGLU.
-
-    Args:
-        parts: float32 or bf16.
-        out: bf16, or codes of an ``Operand``.
-        powers: of the operand.
-        operand_layout: likewise.
-        rounds: quantise ``out`` to MXFP8 and back; an operand is quantised anyway.
-        swiglu_limit: None for no SwiGLU.
-    """
-    splits, tokens, width = parts.shape
-    out_width = width if swiglu_limit is None else width // 2
-    terms, scaled = operand_layout
-    block = 256 if splits > 1 else 1024
-    _add_parts[(tokens, triton.cdiv(out_width, block))](
-        parts,
-        out,
-        powers,
-        splits,
-        tokens,
-        out_width,
-        swiglu_limit,
-        SPLITS=triton.next_power_of_2(splits),
-        SWIGLU=swiglu_limit is not None,
-        ROUNDS=rounds,
-        TERMS=terms,
-        SCALED=scaled,
-        BLOCK=block,
-        num_warps=2,
-        **overlapped(),
-    )
-
-
-@triton.jit(do_not_specialize=["splits", "num_tokens"])
-def _add_parts(
-    parts,
-    out,
-    powers,
-    splits,
-    num_tokens,
-    out_width,
-    limit,
-    SPLITS: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    TERMS: tl.constexpr,
-    SCALED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The sum of a token's parts, rounded to bf16, and what follows it."""
-    token = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)[:, None]
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < out_width
-    mask = inside & (split < splits)
-    if powers is None:
-        await_previous()
-    else:
-        hold_next()
-    if SWIGLU:
-        at = parts + (split * num_tokens + token) * 2 * out_width + channel
-        gate = _rounded_sum(at, mask)
-        up = _rounded_sum(at + out_width, mask)
-        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
-        up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-        value = gate / (1 + tl.exp(-gate)) * up
-    else:
-        value = _rounded_sum(parts + (split * num_tokens + token) * out_width + channel, mask)
-    result = to_bf16(value)
-    if ROUNDS:
-        result = on_fp8_32_grid(result.to(tl.float32).reshape(1, BLOCK)).reshape(BLOCK)
-    if powers is None:
-        tl.store(out + token * out_width + channel, result, mask=inside)
-    else:
-        part = tl.program_id(1)
-        store_operand(result, out, powers, 0, token, num_tokens, part, out_width, TERMS, SCALED)
-
-
-@triton.jit
-def _rounded_sum(at, mask):
-    """All parts are loaded at once; a sum over an axis has one order."""
-    return to_bf16(tl.sum(tl.load(at, mask=mask, other=0.0).to(tl.float32), 0)).to(tl.float32)
 
 
 def _expand(weight: PackedWeight) -> Tensor:

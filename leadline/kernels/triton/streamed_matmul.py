@@ -63,30 +63,26 @@ class Operand:
 
     Attributes:
         codes: ``[G, m terms, in]`` E4M3, uint8; the terms of a token one after the other.
-        powers: scales of so many codes, ``[G, ceil(in / block), m terms]`` float32: those of a
-            step's columns lie together.
+        powers: ``[G, ceil(in / scaled), m terms]`` float32: those of a step's columns lie together.
+        terms: codes that stand for a value.
+        scaled: channels that share a scale.
     """
 
     codes: Tensor
     powers: Tensor
+    terms: int
+    scaled: int
 
     @staticmethod
     def empty(tokens: int, weight: PackedWeight) -> Operand:
-        """To be written by ``store_operand`` with the ``layout`` of the weight."""
-        terms, block = layout(weight)
+        """For this weight, to be written by ``store_operand``."""
+        terms = 1 if weight.quantizes_input else 2
+        scaled = 128 if weight.aligned else 32
         groups, _, width = weight.codes.shape
         lines = tokens * terms
-        powers = groups, triton.cdiv(width, block), lines
-        device = weight.codes.device
-        return Operand(
-            torch.empty(groups, lines, width, dtype=torch.uint8, device=device),
-            torch.empty(powers, dtype=torch.float32, device=device),
-        )
-
-
-def layout(weight: PackedWeight) -> tuple[int, int]:
-    """Codes for each value of a token, and channels that share a scale."""
-    return (1 if weight.quantizes_input else 2), (128 if weight.aligned else 32)
+        codes = weight.codes.new_empty(groups, lines, width)
+        powers = groups, triton.cdiv(width, scaled), lines
+        return Operand(codes, codes.new_empty(powers, dtype=torch.float32), terms, scaled)
 
 
 def streams(tokens: int, weight: PackedWeight) -> bool:
@@ -107,7 +103,7 @@ def streamed_matmul(x: Operand, weight: PackedWeight) -> Tensor:
         ``[parts, m, G, out]`` float32, or bf16 where there is one part.
     """
     groups, rows, width = weight.codes.shape
-    terms, block = layout(weight)
+    terms, block = x.terms, x.scaled
     tokens = x.codes.shape[1] // terms
     row_blocks = groups * triton.cdiv(rows, _ROWS)
     resident = _RESIDENT * processors(weight.codes.device)
@@ -152,7 +148,6 @@ def streamed_matmul(x: Operand, weight: PackedWeight) -> Tensor:
 def encode(x: Tensor, weight: PackedWeight) -> Operand:
     """bf16 ``[m, G, in]``, rounded to MXFP8 if the weight wants that."""
     tokens, groups, width = x.shape
-    terms, block = layout(weight)
     x = x if x.stride(2) == 1 else x.contiguous()
     operand = Operand.empty(tokens, weight)
     _encode_tokens[(tokens, groups, triton.cdiv(width, _ENCODED))](
@@ -162,8 +157,8 @@ def encode(x: Tensor, weight: PackedWeight) -> Operand:
         x.stride(0),
         x.stride(1),
         width,
-        TERMS=terms,
-        SCALED=block,
+        TERMS=operand.terms,
+        SCALED=operand.scaled,
         BLOCK=_ENCODED,
         num_warps=2,
         **overlapped(),
@@ -211,8 +206,8 @@ def store_operand(
     Args:
         value: ``[n]`` bf16 from channel ``part n`` on, 0 behind the last; rounded to MXFP8 first if
             one code is to stand for it.
-        codes: of the operand, and what follows likewise.
-        powers: in its ``layout``.
+        codes: of the operand.
+        powers: likewise.
         group: of the weight.
         token: whose value it is.
         num_tokens: of the operand.
