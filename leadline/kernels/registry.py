@@ -20,6 +20,7 @@ import torch
 
 from leadline.core.errors import ConfigError
 from leadline.kernels import batch_invariance, debug
+from leadline.kernels.packed import Weight
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,12 +62,15 @@ class Backend:
     Attributes:
         device: the kind of device that they run on.
         dtypes: of activations.
-        module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported.
+        module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported. And
+            ``arrange_experts``, if so said below.
         package: what the module needs beside torch.
         extra: of Leadline, which installs the package.
         reads_packed: its products take ``PackedWeight`` as it is, and need no dense copy.
         automatic: ``auto`` may choose it.
         batch_invariant: it has the mode of ``kernels.batch_invariance``.
+        arranges_experts: its ``routed_experts`` wants weights in an order of its own.
+        capability: compute capability of the only GPUs that it runs on; None for any.
     """
 
     device: str
@@ -77,6 +81,8 @@ class Backend:
     reads_packed: bool = False
     automatic: bool = True
     batch_invariant: bool = False
+    arranges_experts: bool = False
+    capability: tuple[int, int] | None = None
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot run there, or None."""
@@ -89,6 +95,12 @@ class Backend:
             importlib.import_module(self.package)
         except ImportError as error:  # absent, or of a version that does not fit
             return f"{error}; pip install 'leadline[{self.extra}]'"
+        if self.capability and (found := torch.cuda.get_device_capability(device)) != (
+            self.capability
+        ):
+            return "it runs on compute capability {}.{}, and this GPU has {}.{}".format(
+                *self.capability, *found
+            )
         return None
 
     def implementations(self) -> dict[str, Callable[..., Any]]:
@@ -110,6 +122,17 @@ BACKENDS: dict[str, Backend] = {
         reads_packed=True,
         automatic=False,  # each kernel is held to its op; engines on a GPU are yet to be, with all
         batch_invariant=True,
+    ),
+    "flashinfer": Backend(
+        "cuda",
+        frozenset({torch.bfloat16}),
+        "leadline.kernels.flashinfer",
+        package="flashinfer",
+        extra="flashinfer",
+        reads_packed=True,
+        automatic=False,
+        arranges_experts=True,
+        capability=(9, 0),
     ),
 }
 
@@ -145,11 +168,26 @@ class Kernels:
     @property
     def unfused(self) -> list[str]:
         """Ops that a GPU has kernels for and that run otherwise: they may wait for the host."""
+        of_gpus = {name for name, backend in BACKENDS.items() if backend.device == "cuda"}
         return [
             name
             for name in BACKENDS["triton"].implementations()
-            if self.backend_of.get(name) != "triton"
+            if self.backend_of.get(name) not in of_gpus
         ]
+
+    def arrange_experts(self, w13: Weight, w2: Weight) -> tuple[Weight, Weight]:
+        """Stacks of routed experts as this choice reads them, perhaps in the same memory.
+
+        Raises:
+            ConfigError: it cannot read such stacks.
+        """
+        backend = BACKENDS.get(self.backend_of.get("routed_experts", ""))
+        if backend is None or not backend.arranges_experts:
+            return w13, w2
+        arranged: tuple[Weight, Weight] = importlib.import_module(backend.module).arrange_experts(
+            w13, w2
+        )
+        return arranged
 
     @contextmanager
     def active(self) -> Iterator[None]:
