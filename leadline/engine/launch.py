@@ -114,6 +114,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         expert_row_scales=expert_row_scales(config, kernels, device),
         packed=kernels.reads_packed,
         aligned=config.align_scales,
+        arrange_experts=kernels.arrange_experts,
         batch_invariant=config.batch_invariant,
     )
     model = DeepseekV41(
@@ -366,10 +367,15 @@ def expert_row_scales(config: EngineConfig, kernels: Kernels, device: torch.devi
     """Whether inputs of routed experts have one scale a row.
 
     Raises:
-        ConfigError: that needs tensor cores which the GPU lacks.
+        ConfigError: that needs tensor cores which the GPU lacks, or other kernels.
     """
     if config.moe_activations != "fp8":
         return False
+    if kernels.backend_of.get("routed_experts") == "flashinfer":
+        raise ConfigError(
+            "moe_activations is 'fp8', but routed_experts by flashinfer takes inputs as they are; "
+            "leave one of the two out"
+        )
     if kernels.backend_of.get("routed_experts") == "triton":
         capability = torch.cuda.get_device_capability(device)
         if torch.version.hip is not None or capability < (8, 9):

@@ -19,8 +19,13 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from leadline.core.errors import ConfigError
+<<<<<<< HEAD
 from leadline.kernels import batch_invariance, debug, observe
 from leadline.kernels.fusions import FUSED, separate
+=======
+from leadline.kernels import batch_invariance, debug
+from leadline.kernels.packed import Weight
+>>>>>>> gate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,12 +70,15 @@ class Backend:
     Attributes:
         device: the kind of device that they run on; None is any.
         dtypes: of activations.
-        module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported.
+        module: has ``IMPLEMENTATIONS``, a dict by the ops' names; ready to run once imported. And
+            ``arrange_experts``, if so said below.
         package: what the module needs beside torch.
         extra: of Leadline, which installs the package.
         reads_packed: its products take ``PackedWeight`` as it is, and need no dense copy.
         automatic: ``auto`` may choose it.
         batch_invariant: it has the mode of ``kernels.batch_invariance``.
+        arranges_experts: its ``routed_experts`` wants weights in an order of its own.
+        capability: compute capability of the only GPUs that it runs on; None for any.
     """
 
     device: str | None
@@ -81,6 +89,8 @@ class Backend:
     reads_packed: bool = False
     automatic: bool = True
     batch_invariant: bool = False
+    arranges_experts: bool = False
+    capability: tuple[int, int] | None = None
 
     def obstacle(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why it cannot run there, or None."""
@@ -93,6 +103,12 @@ class Backend:
             importlib.import_module(self.package)
         except ImportError as error:  # absent, or of a version that does not fit
             return f"{error}; pip install 'leadline[{self.extra}]'"
+        if self.capability and (found := torch.cuda.get_device_capability(device)) != (
+            self.capability
+        ):
+            return "it runs on compute capability {}.{}, and this GPU has {}.{}".format(
+                *self.capability, *found
+            )
         return None
 
     def implementations(self) -> dict[str, Callable[..., Any]]:
@@ -114,6 +130,7 @@ BACKENDS: dict[str, Backend] = {
         reads_packed=True,
         batch_invariant=True,
     ),
+<<<<<<< HEAD
     "unfused": Backend(
         None,
         frozenset({torch.bfloat16, torch.float32, torch.float64}),
@@ -121,6 +138,18 @@ BACKENDS: dict[str, Backend] = {
         package="torch",
         extra="gpu",
         automatic=False,  # it is chosen for groups that ``fusions`` leaves out
+=======
+    "flashinfer": Backend(
+        "cuda",
+        frozenset({torch.bfloat16}),
+        "leadline.kernels.flashinfer",
+        package="flashinfer",
+        extra="flashinfer",
+        reads_packed=True,
+        automatic=False,
+        arranges_experts=True,
+        capability=(9, 0),
+>>>>>>> gate
     ),
 }
 
@@ -154,6 +183,7 @@ class Kernels:
         )
 
     @property
+<<<<<<< HEAD
     def waiting(self) -> list[str]:
         """Ops that a GPU has kernels for and that run otherwise, and may wait for the host."""
         steps = BACKENDS["unfused"].implementations()
@@ -162,7 +192,30 @@ class Kernels:
             for name in BACKENDS["triton"].implementations()
             if self.backend_of.get(name) not in ("triton", "unfused")
             and (name in self.backend_of or name in steps or name not in FUSED)
+=======
+    def unfused(self) -> list[str]:
+        """Ops that a GPU has kernels for and that run otherwise: they may wait for the host."""
+        of_gpus = {name for name, backend in BACKENDS.items() if backend.device == "cuda"}
+        return [
+            name
+            for name in BACKENDS["triton"].implementations()
+            if self.backend_of.get(name) not in of_gpus
+>>>>>>> gate
         ]
+
+    def arrange_experts(self, w13: Weight, w2: Weight) -> tuple[Weight, Weight]:
+        """Stacks of routed experts as this choice reads them, perhaps in the same memory.
+
+        Raises:
+            ConfigError: it cannot read such stacks.
+        """
+        backend = BACKENDS.get(self.backend_of.get("routed_experts", ""))
+        if backend is None or not backend.arranges_experts:
+            return w13, w2
+        arranged: tuple[Weight, Weight] = importlib.import_module(backend.module).arrange_experts(
+            w13, w2
+        )
+        return arranged
 
     @contextmanager
     def active(self) -> Iterator[None]:

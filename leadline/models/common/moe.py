@@ -33,8 +33,10 @@ class MoE:
         local = params.placement.shard(n_routed_experts, "n_routed_experts")
         self.gate = params.linear(f"{prefix}.gate").dense
         self.bias = params.tensor(f"{prefix}.gate.bias")
-        self.w13 = params.experts(f"{prefix}.experts", "w1", "w3", experts=local)
-        self.w2 = params.experts(f"{prefix}.experts", "w2", experts=local)
+        self.w13, self.w2 = params.arrange_experts(
+            params.experts(f"{prefix}.experts", "w1", "w3", experts=local),
+            params.experts(f"{prefix}.experts", "w2", experts=local),
+        )
         shared = f"{prefix}.shared_experts"
         self.shared_w13 = params.stacked_linear(f"{shared}.w1", f"{shared}.w3")
         self.shared_w2 = params.linear(f"{shared}.w2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from leadline.kernels.packed import (
     WeightFormat,
     align_scales,
 )
+from leadline.kernels.registry import REFERENCE
 from leadline.parallel.placement import Placement
 from leadline.weights.source import FULL, EngramTable, WeightSource
 
@@ -33,6 +35,7 @@ class Parameters:
             they are dequantised at once. The values are the same.
         aligned: what stays packed as FP8 is given coarser scales where that hardly moves it
             (``kernels.packed.align_scales``).
+        arrange_experts: what kernels read in place of the stacks ``[E, 2 F, D]`` and ``[E, D, F]``.
         batch_invariant: weights whose products would depend on how many rows there are, are
             refused (``kernels.batch_invariance``).
     """
@@ -45,6 +48,7 @@ class Parameters:
     expert_row_scales: bool = False
     packed: bool = False
     aligned: bool = False
+    arrange_experts: Callable[[Weight, Weight], tuple[Weight, Weight]] = REFERENCE.arrange_experts
     batch_invariant: bool = False
 
     @property
