@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +22,14 @@ from common import (
 from leadline.config.engine import EngineConfig
 from leadline.engine.engine import Engine
 from leadline.engine.launch import build_engine
-from leadline.kernels import ops
+from leadline.kernels.observe import observed
 
 PROMPT_TOKENS = 256
 WARM_UP = 4
 
 
 class OpTimer:
-    """Seconds and calls of each op while it is in place, by name.
+    """Seconds and calls of each op that it observes, by name.
 
     An op that another op calls counts as part of its caller.
     """
@@ -39,35 +37,16 @@ class OpTimer:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        self._inside = False
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Wrap the functions of ``kernels.ops``, through which models reach every op."""
-        originals = dict(inspect.getmembers(ops, inspect.isfunction))
-        for name, function in originals.items():
-            setattr(ops, name, self._timed(name, function))
+    def around(self, op: str, caller: str) -> Iterator[None]:
+        """For ``observed``."""
+        start = time.perf_counter()
         try:
             yield
         finally:
-            for name, function in originals.items():
-                setattr(ops, name, function)
-
-    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
-                return function(*args, **kwargs)
-            self._inside = True
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds[name] += time.perf_counter() - start
-                self.calls[name] += 1
-                self._inside = False
-
-        return call
+            self.seconds[op] += time.perf_counter() - start
+            self.calls[op] += 1
 
 
 def profile(engine: Engine, concurrency: int, *, prompt_tokens: int, steps: int) -> dict[str, Any]:
@@ -77,7 +56,7 @@ def profile(engine: Engine, concurrency: int, *, prompt_tokens: int, steps: int)
     for _ in range(WARM_UP):
         decoding.step()
     timer, before = OpTimer(), engine.stats().step_seconds
-    with timer.in_place():
+    with observed(timer.around):
         start = time.perf_counter()
         for _ in range(steps):
             decoding.step()

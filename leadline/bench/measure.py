@@ -8,8 +8,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from leadline.core.errors import LeadlineError
-from leadline.core.request import EngineRequest, SamplingParams
+from leadline.core.request import EngineRequest, SamplingParams, TokenOutput
 from leadline.engine.engine import Engine
+
+
+def step(engine: Engine) -> list[TokenOutput]:
+    """One step of an engine whose requests must not fail.
+
+    Raises:
+        LeadlineError: one did.
+    """
+    outputs = engine.step()
+    for output in outputs:
+        if output.error is not None:
+            raise LeadlineError(f"request {output.request_id}: {output.error}")
+    return outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,9 @@ def run(
         engine.add(EngineRequest(str(number), tuple(prompt), sampling))
     came: dict[str, list[float]] = {str(number): [] for number in range(len(prompts))}
     while engine.has_work:
-        outputs = engine.step()
+        outputs = step(engine)
         now = clock()
         for output in outputs:
-            if output.error is not None:
-                raise LeadlineError(f"request {output.request_id}: {output.error}")
             came[output.request_id] += [now] * len(output.token_ids)
     return Run(
         ttft=tuple(times[0] - start for times in came.values()),

@@ -15,9 +15,9 @@ from leadline.config.engine import EngineConfig
 from leadline.config.model import ModelConfig
 from leadline.engine.launch import build_engine, resolve_device, resolve_policy
 from leadline.models.deepseek_v41.model import DeepseekV41
+from leadline.profile.bypass import GraphBypass
 from leadline.profile.measure import measure
 from leadline.profile.options import ProfileOptions
-from leadline.profile.rehearsal import Rehearsal
 from leadline.profile.report import component_table, numbers, step_table
 from leadline.profile.roofline import decode_bound, prefill_bound
 from leadline.profile.steps import DecodeSteps, Prompts, Steps
@@ -43,8 +43,8 @@ def profile_main(kind: Kind, options: ProfileOptions, config: EngineConfig, comm
     names = ("trace", "json")
     trace, file = (writable(name, getattr(options, name)) for name in names)
     logging.basicConfig(level=logging.WARNING)
-    rehearsal, device = Rehearsal(), resolve_device(config.device)
-    engine = build_engine(config, make_capture=lambda: rehearsal)
+    bypass, device = GraphBypass(), resolve_device(config.device)
+    engine = build_engine(config, make_capture=lambda: bypass)
     assert isinstance(engine.model, DeepseekV41)
     steps: Steps
     if kind == "decode":
@@ -54,7 +54,7 @@ def profile_main(kind: Kind, options: ProfileOptions, config: EngineConfig, comm
         steps = Prompts(engine, options.input_len, config.seed)
         size = f"{options.input_len} tokens"
     found = measure(
-        engine, steps, rehearsal, device, warmup=options.warmup, count=options.steps, file=trace
+        engine, steps, bypass, device, warmup=options.warmup, count=options.steps, file=trace
     )
     # Bounds are those of packed weights and a GPU's units.
     bound = None if device.type == "cpu" else step_bound(kind, options, config, engine.model.config)

@@ -50,6 +50,7 @@ OF_OP = {
     "store_rows": ATTENTION,
     "routed_experts": ROUTED_EXPERTS,
     "shared_expert": SHARED_EXPERT,
+    "engram_history": ENGRAM,
     "engram_hash": ENGRAM,
     "gather_rows": ENGRAM,
     "engram_inject": ENGRAM,

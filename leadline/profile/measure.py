@@ -19,8 +19,8 @@ import torch
 
 from leadline.engine.engine import Engine
 from leadline.kernels.observe import observed
+from leadline.profile.bypass import GraphBypass
 from leadline.profile.components import component_of
-from leadline.profile.rehearsal import Rehearsal
 from leadline.profile.roofline import COMPONENTS, MICROSECONDS
 from leadline.profile.steps import Steps
 from leadline.profile.trace import OTHER, WHOLE, Trace, device_time, load, range_name, taught
@@ -59,7 +59,7 @@ class Profile:
 def measure(
     engine: Engine,
     steps: Steps,
-    rehearsal: Rehearsal,
+    bypass: GraphBypass,
     device: torch.device,
     *,
     warmup: int,
@@ -69,9 +69,9 @@ def measure(
     """Profile ``count`` steps.
 
     Args:
-        engine: that ``steps`` run in, built with ``rehearsal`` as its capture.
+        engine: that ``steps`` run in, built with ``bypass`` as its capture.
         steps: at least ``warmup + 3 * count`` of them.
-        rehearsal: of the engine's graphs.
+        bypass: of the engine's graphs.
         device: of the engine.
         warmup: steps before, which compile and tune.
         count: steps of each pass.
@@ -96,13 +96,13 @@ def measure(
             "the profiler saw no kernels (CUPTI is missing, or not allowed to look): ops are timed "
             "between events instead, one by one, and a trace shows the host only"
         )
-        with rehearsal.without_graphs():
+        with bypass.without_graphs():
             components = _between_events(steps, count, device)
         busy = sum(components.values())
         return Profile(steps.unit, wall, host, components, "events around ops", busy)
     work = trace.work
-    if rehearsal.has_graphs:
-        with rehearsal.without_graphs():
+    if bypass.has_graphs:
+        with bypass.without_graphs():
             work = taught(work, _traced(steps, count, device).work)
     components = {name: us / count for name, us in device_time(work).items()}
     return Profile(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Protocol
 
-from leadline.core.errors import ConfigError, LeadlineError
+from leadline.bench.measure import step
+from leadline.core.errors import ConfigError
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
 from leadline.profile.synthetic import random_texts, start_decoding
@@ -49,14 +50,11 @@ class DecodeSteps:
             LeadlineError: one failed.
         """
         for _ in range(count):
-            for output in self._engine.step():
-                if output.error is not None:
-                    raise LeadlineError(f"request {output.request_id}: {output.error}")
-                if output.finish_reason is not None:
-                    raise ConfigError(
-                        f"requests reached max_model_len {self._engine.limits.max_model_len} "
-                        "while they were profiled; raise it, or lower context or steps"
-                    )
+            if any(output.finish_reason is not None for output in step(self._engine)):
+                raise ConfigError(
+                    f"requests reached max_model_len {self._engine.limits.max_model_len} while "
+                    "they were profiled; raise it, or lower context or steps"
+                )
 
 
 class Prompts:
@@ -87,6 +85,4 @@ class Prompts:
             [text] = random_texts(1, self._length, vocab_size, self._seed + number)
             self._engine.add(EngineRequest(f"prompt {number}", text, sampling))
             while self._engine.has_work:
-                for output in self._engine.step():
-                    if output.error is not None:
-                        raise LeadlineError(f"request {output.request_id}: {output.error}")
+                step(self._engine)

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from leadline.bench.measure import step
 from leadline.cache.prefix import num_full_pages
-from leadline.core.errors import ConfigError, LeadlineError
+from leadline.core.errors import ConfigError
 from leadline.core.request import EngineRequest, Request, SamplingParams, SnapshotKind
 from leadline.engine.engine import Engine
 from leadline.kernels import ops
@@ -68,10 +69,7 @@ def start_decoding(
     answered: set[str] = set()
     while len(answered) < batch:
         before = len(answered)
-        for output in engine.step():
-            if output.error is not None:
-                raise LeadlineError(f"request {output.request_id}: {output.error}")
-            answered.add(output.request_id)
+        answered |= {output.request_id for output in step(engine)}
         if before == len(answered) == engine.stats().num_running:
             raise ConfigError(
                 f"{before} of {batch} requests of {context} tokens fit side by side beside the "

@@ -87,7 +87,7 @@ def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
     calls = [event for kind in _CALLS for event in by_kind[kind]]
     launched = {event["args"].get("correlation"): event["ts"] for event in calls}
     pieces = [event for kind in _DEVICE for event in by_kind[kind]]
-    streams = Counter(event["args"].get("stream") for event in pieces)
+    streams = Counter(event["args"].get("stream") for event in pieces).most_common(1)
     work = []
     for event in pieces:
         launch = launched.get(event["args"].get("correlation"))
@@ -97,7 +97,7 @@ def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
                 event["ts"],
                 event["ts"] + event["dur"],
                 component=None if launch is None else ranges.at(launch),
-                beside=event["args"].get("stream") != streams.most_common(1)[0][0],
+                beside=event["args"].get("stream") != streams[0][0],
             )
         )
     return Trace(

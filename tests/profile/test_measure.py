@@ -13,8 +13,8 @@ import torch
 from leadline.engine.engine import Engine
 from leadline.engine.forwards import Replay
 from leadline.profile import measure as measuring
+from leadline.profile.bypass import GraphBypass
 from leadline.profile.measure import Profile, measure
-from leadline.profile.rehearsal import Rehearsal
 from leadline.profile.roofline import ATTENTION, COMPONENTS, HEAD, ROUTER
 from leadline.profile.trace import OTHER, Trace, Work
 
@@ -45,9 +45,9 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, graphs: bool, sees: bool) -> None:
         self.recorder = Recorder()
         self.calls, self._sees = self.recorder.calls, sees
-        self.rehearsal = Rehearsal(lambda: self.recorder)
+        self.bypass = GraphBypass(lambda: self.recorder)
         run: Replay = lambda: self.calls.append("run")  # noqa: E731
-        self.forward = self.rehearsal(run) if graphs else run
+        self.forward = self.bypass(run) if graphs else run
         monkeypatch.setattr(measuring, "_finish", lambda device: None)
         monkeypatch.setattr(measuring, "_traced", self._traced)
         monkeypatch.setattr(measuring, "_between_events", self._between_events)
@@ -71,7 +71,7 @@ class Device:
 
     def profile(self) -> Profile:
         engine = SimpleNamespace(metrics=SimpleNamespace(step_seconds={"forward": 0.0}))
-        return measure(cast(Engine, engine), self, self.rehearsal, GPU, warmup=1, count=2)
+        return measure(cast(Engine, engine), self, self.bypass, GPU, warmup=1, count=2)
 
 
 def test_graphs_learn_from_a_pass_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +104,13 @@ def test_events_stand_in_for_a_trace_that_saw_nothing(
     assert found.pieces is found.launches is None
 
 
-def test_graphs_are_back_after_a_rehearsal() -> None:
+def test_graphs_are_back_after_a_bypass() -> None:
     recorder = Recorder()
-    rehearsal = Rehearsal(lambda: recorder)
-    assert not rehearsal.has_graphs
-    launch = rehearsal(lambda: recorder.calls.append("run"))
-    assert rehearsal.has_graphs
-    with rehearsal.without_graphs():
+    bypass = GraphBypass(lambda: recorder)
+    assert not bypass.has_graphs
+    launch = bypass(lambda: recorder.calls.append("run"))
+    assert bypass.has_graphs
+    with bypass.without_graphs():
         launch()
     launch()
     assert recorder.calls == ["run", "replay"]

@@ -1,4 +1,4 @@
-"""Graphs that a profile can do without."""
+"""Graphs that a profile can go around."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from leadline.engine.forwards import Capture, CudaCapture, Replay
 
 
-class Rehearsal:
+class GraphBypass:
     """Captures graphs that can also run as the calls which they were captured from.
 
     Attributes:
