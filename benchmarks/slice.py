@@ -68,16 +68,19 @@ def measure(
         The cases, and why there are fewer than there should be, if there are.
     """
     found: list[Case] = []
+    cases = section.cases(bench)
     try:
-        for case in section.cases(bench):
+        while bench.seconds() > 0:
+            case = next(cases, None)
+            if case is None:
+                return found, None
             found.append(case)
             save(found)
             bench.log(f"case {len(found)}")
-            if bench.seconds() <= 0:
-                return found, "time was over"
     except Exception:  # the sections behind it are worth having
+        bench.engines.drop()
         return found, traceback.format_exc()
-    return found, None
+    return found, "time was over"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

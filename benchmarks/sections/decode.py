@@ -101,13 +101,19 @@ def step_us(decoding: Decoding, steps: int) -> list[float]:
 
 
 def launches(decoding: Decoding, steps: int) -> dict[str, float]:
-    """What a step has a GPU do, by graphs and beside them, and how long all of it takes it."""
+    """What a step has a GPU do, by graphs and beside them, and how long all of it takes.
+
+    Returns:
+        Nothing where the profiler sees nothing: CUPTI is missing, or not allowed to look.
+    """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(steps):
             decoding.step()
         torch.cuda.synchronize()
     events = [event for event in seen.events() if event.device_type.name == "CUDA"]
+    if not events:
+        return {}
     copies = [event for event in events if event.name.startswith(("Memcpy", "Memset"))]
     return {
         "kernels": (len(events) - len(copies)) / steps,

@@ -45,7 +45,7 @@ class Engines:
         """An idle engine with these settings; the one before it must not be used any more."""
         if self._engine is not None and self._engine[0] == config:
             return self._engine[1]
-        self._engine = None
+        self.drop()
         weights = _of_loading(config)
         if self._loaded is None or self._loaded[0] != weights:
             self._loaded = None
@@ -62,6 +62,10 @@ class Engines:
         """That of the last engine, as its model sees it."""
         assert self._loaded is not None, "no engine was made"
         return self._loaded[1].model.cache
+
+    def drop(self) -> None:
+        """Let nobody have the last engine again: it is in the way, or in the middle of a step."""
+        self._engine = None
 
     def _timed(self, what: str, make: Callable[[], T]) -> T:
         start = time.perf_counter()

@@ -240,8 +240,8 @@ def cases(bench: Bench) -> Iterator[Case]:
         kv_cache_memory_bytes=mix.cache_bytes,
     )
     engine = bench.engines.get(config)
-    seconds = min(QUICK_SECONDS if bench.quick else SECONDS, 0.8 * bench.seconds())
-    soak(engine, mix, seconds / 10, seed=1)  # compiles and tunes, which is no stall
+    seconds = min(QUICK_SECONDS if bench.quick else SECONDS, 0.9 * bench.seconds())
+    soak(engine, mix, seconds / 20, seed=1)  # compiles and tunes, which is no stall
     bench.log(f"soak: {seconds:.0f} s of traffic")
     traffic, watch = soak(engine, mix, seconds, seed=0)
     counters = engine.stats().counters

@@ -122,8 +122,12 @@ def cut(seconds: Iterator[float], cases: Iterator[Case]) -> tuple[list[Case], st
 
 
 def test_no_case_begins_when_time_is_over() -> None:
-    found, failure = cut(iter([5.0, -1.0]), iter([{"n": 1}, {"n": 2}, {"n": 3}]))
+    found, failure = cut(iter([5.0, 4.0, -1.0]), iter([{"n": 1}, {"n": 2}, {"n": 3}]))
     assert (len(found), failure) == (2, "time was over")
+
+
+def test_a_section_that_comes_too_late_does_not_begin() -> None:
+    assert cut(iter([0.0]), iter([{"n": 1}])) == ([], "time was over")
 
 
 def test_a_case_that_fails_leaves_those_before_it() -> None:
