@@ -15,6 +15,7 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, RecordField, WeightFormat
 from leadline.kernels.reference import attention, indexer, kv_store
+from leadline.kernels.reference.blocks import rows_per_block
 from leadline.kernels.reference.compressor import compress
 from leadline.kernels.reference.window import needs_staging
 
@@ -180,9 +181,17 @@ def candidate_logits(
 
 
 def select_top_k(scores: Tensor, k: int, visible: Tensor | None = None) -> Tensor:
+    """Some rows at a time, as each score takes several integers beside it."""
+    at_once = rows_per_block(max(1, scores.shape[1]), scores.device)
+    if visible is not None:
+        scores = indexer.hide(scores, visible)
+    return torch.cat([_select_top_k(part, k) for part in scores.split(at_once)])
+
+
+def _select_top_k(scores: Tensor, k: int) -> Tensor:
     """Places of the chosen by counting them; all others are written behind the last."""
     width = min(k, scores.shape[1])
-    chosen = indexer.top_k_mask(scores if visible is None else indexer.hide(scores, visible), k)
+    chosen = indexer.top_k_mask(scores, k)
     place = (chosen.cumsum(-1) - 1).where(chosen, width)
     position = torch.arange(scores.shape[1], device=scores.device).expand_as(place)
     selected = position.new_full((len(scores), width + 1), -1)

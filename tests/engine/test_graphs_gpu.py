@@ -24,7 +24,7 @@ from leadline.engine.engine import Engine
 from leadline.engine.forwards import CudaCapture, GraphLimits, GraphMode, Graphs
 from leadline.engine.runner import Runner
 from leadline.engine.sampler import Sampler
-from leadline.kernels.registry import Kernels
+from leadline.kernels.registry import Kernels, unfuse
 from tests.fakes import request
 from tests.models.test_synchronisation import stepper
 from tests.models.test_triton_backend import MODEL
@@ -40,6 +40,8 @@ class Served:
 
     mode: GraphMode
     asynchronous: bool = True
+    fusions: str = "all"
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         from leadline.kernels.triton import IMPLEMENTATIONS
@@ -48,14 +50,14 @@ class Served:
         size = CacheSize(num_pages=400, num_slots=NUM_SEQS + 1, page_size=PAGE)
         self.model, config = made.model, MODEL
         self.pool = CachePool(
-            cache_layout(config, block_size=PAGE),
+            cache_layout(config, block_size=PAGE, kv_cache_dtype=self.kv_cache_dtype),
             num_pages=size.num_pages,
             num_slots=size.num_slots,
             step_rows=ROWS,
             device=device,
         )
         self.model.bind_cache(self.pool)
-        self.kernels = Kernels(dict.fromkeys(IMPLEMENTATIONS, "triton"))
+        self.kernels = Kernels(unfuse(dict.fromkeys(IMPLEMENTATIONS, "triton"), self.fusions))
         self.graphs: Graphs | None = None
         if self.mode is not GraphMode.OFF:
             self.graphs = Graphs(
@@ -104,9 +106,13 @@ class Served:
         return got
 
 
-@pytest.fixture(scope="module")
-def served() -> Served:
-    return Served(GraphMode.ALL)
+PLAIN: dict[str, Any] = {"fusions": "none", "kv_cache_dtype": "fp8"}
+
+
+@pytest.fixture(scope="module", params=["all", "plain"])
+def served(request: pytest.FixtureRequest) -> Served:
+    """Everything, and the plainest engine."""
+    return Served(GraphMode.ALL) if request.param == "all" else Served(GraphMode.DECODE, **PLAIN)
 
 
 def state_of(served: Served) -> list[Tensor]:
@@ -157,6 +163,12 @@ def test_39_answers_with_graphs_are_those_without(mode: GraphMode, asynchronous:
     assert first >= 0.8 * len(wanted)
     same = sum(a == b for name in wanted for a, b in zip(got[name], wanted[name], strict=True))
     print(f"{mode}: {first} of {len(wanted)} first tokens, {same / (40 * len(wanted)):.2f} of all")
+
+
+def test_39_the_plainest_engine_answers_with_graphs_as_without() -> None:
+    wanted, got = (Served(mode, **PLAIN).answers() for mode in (GraphMode.OFF, GraphMode.DECODE))
+    first = sum(got[name][0] == ids[0] for name, ids in wanted.items())
+    assert first >= 0.8 * len(wanted)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from leadline.engine.launch import (
     resolve_policy,
     resolve_table_memory,
 )
-from leadline.kernels.registry import REFERENCE
+from leadline.kernels.registry import REFERENCE, Kernels, unfuse
 from leadline.text.tokenizer import Tokenizer
 from leadline.weights.engram_tables import TableMemory
 from tests.fakes import request
@@ -245,6 +245,8 @@ def test_graphs_are_all_where_nothing_is_in_the_way() -> None:
     assert resolve_graph_mode("auto", None) is GraphMode.ALL
     assert resolve_graph_mode("auto", "there is no GPU") is GraphMode.OFF
     assert resolve_graph_mode("off", None) is GraphMode.OFF
+    assert resolve_graph_mode("auto-decode", None) is GraphMode.DECODE
+    assert resolve_graph_mode("auto-decode", "there is no GPU") is GraphMode.OFF
     assert resolve_graph_mode("decode", None) is GraphMode.DECODE
 
 
@@ -267,6 +269,19 @@ def test_what_is_in_the_way_of_graphs_on_a_gpu(settings: dict[str, Any], reason:
     obstacle = obstacle_to_graphs(config, torch.device("cuda"), REFERENCE, LAYOUT)
     assert obstacle is not None
     assert reason in obstacle
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("fusions", ["all", "none", "all,-indexer"])
+def test_graphs_hold_caches_of_4_and_8_bits_and_any_fusions(
+    kv_cache_dtype: str, fusions: str
+) -> None:
+    pytest.importorskip("triton")
+    from leadline.kernels.triton import IMPLEMENTATIONS
+
+    kernels = Kernels(unfuse(dict.fromkeys(IMPLEMENTATIONS, "triton"), fusions))
+    layout = cache_layout(preset("tiny-window128"), kv_cache_dtype=kv_cache_dtype)
+    assert obstacle_to_graphs(TINY, torch.device("cuda"), kernels, layout) is None
 
 
 def test_auto_dtype_follows_the_device() -> None:

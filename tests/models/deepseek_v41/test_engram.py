@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from leadline.models.deepseek_v41.engram import (
 )
 from leadline.weights.engram_tables import TableMemory
 from leadline.weights.load import DummySource
+from tests.models.streams import FakeDevice, Race, Watched
 
 CPU = torch.device("cpu")
 # An id that no golden sequence uses stands for images, so that masks can be put in by hand.
@@ -216,59 +215,22 @@ def test_an_id_that_the_tokenizer_lacks_has_no_ngrams_and_harms_nobody() -> None
 
 
 class Table:
-    """A table whose rows are their numbers; writes down that it was asked."""
+    """A table whose rows are their numbers."""
 
     num_rows = 834
     waits_for_host = False
 
-    def __init__(self, journal: list[str]) -> None:
-        self.journal = journal
-
     def gather(self, rows: Tensor) -> Tensor:
-        self.journal.append("gather")
-        return rows.unsqueeze(-1).expand(*rows.shape, 2)
-
-
-class Streams:
-    """torch's module of a device that writes down what streams do."""
-
-    def __init__(self) -> None:
-        self.journal: list[str] = []
-        self.current = self
-        self.name = "main"
-
-    def Stream(self, priority: int) -> Streams:
-        side = Streams()
-        side.journal, side.name = self.journal, "side"
-        return side
-
-    def current_stream(self) -> Streams:
-        return self.current
-
-    @contextmanager
-    def stream(self, stream: Streams) -> Iterator[None]:
-        self.current = stream
-        yield
-        self.current = self
-
-    def wait_stream(self, other: Streams) -> None:
-        self.journal.append(f"{self.name} waits for {other.name}")
-
-    def record_event(self) -> int:
-        self.journal.append(f"{self.name} records")
-        return self.journal.count(f"{self.name} records")
-
-    def wait_event(self, event: int) -> None:
-        self.journal.append(f"{self.name} waits for event {event}")
+        return rows.unsqueeze(-1).repeat_interleave(2, dim=-1)
 
 
 class TestPrefetch:
-    def make(self, journal: list[str]) -> EngramPrefetch:
-        tables = [Table(journal) for _ in TINY_WINDOW128.engram_layer_ids]
+    def make(self) -> EngramPrefetch:
+        tables = [Table() for _ in TINY_WINDOW128.engram_layer_ids]
         return EngramPrefetch(EngramHash(TINY_WINDOW128, None, CPU), tables, CPU)
 
     def test_each_layer_gets_its_own_rows(self) -> None:
-        prefetch, batch = self.make([]), batch_of(([5, 6, 7, 8], 3), ([9], 1))
+        prefetch, batch = self.make(), batch_of(([5, 6, 7, 8], 3), ([9], 1))
         rows, live = prefetch.hash.rows(batch)
         values = prefetch.start(batch)
         for index in range(len(TINY_WINDOW128.engram_layer_ids)):
@@ -277,31 +239,28 @@ class TestPrefetch:
             assert torch.equal(got_live, live)
 
     def test_some_rows_go_on_as_plain_tensors(self) -> None:
-        values = self.make([]).start(batch_of(([5, 6, IMAGE, 8], 4)))
+        values = self.make().start(batch_of(([5, 6, IMAGE, 8], 4)))
         kept = torch.tensor([1, 3])
         some = NgramValues.of([1], *(part[kept] for part in values.tensors([1])))
         for got, whole in zip(some.wait(1), values.wait(1), strict=True):
             assert torch.equal(got, whole[kept])
 
     def test_no_rows_are_no_values(self) -> None:
-        values = self.make([]).start(batch_of(([5], 0)))
+        values = self.make().start(batch_of(([5], 0)))
         assert values.wait(0)[0].shape == (0, 2 * TINY_WINDOW128.engram_columns)
 
-    def test_streams_fork_at_the_start_and_join_at_each_layer(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        streams = Streams()
-        monkeypatch.setattr(torch, "get_device_module", lambda _: streams)
-        values = self.make(streams.journal).start(batch_of(([5, 6], 2)))
-        values.wait(0)
-        values.wait(1)
-        assert streams.journal == [
-            *("side waits for main", "side records"),  # the hash
-            *("side waits for main", "gather", "side records"),
-            *("side waits for main", "gather", "side records"),
-            "main waits for event 2",
-            "main waits for event 3",
-        ]
+    def test_each_layer_waits_for_its_own_rows_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeDevice()
+        monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+        prefetch, batch = self.make(), batch_of(([5, 6], 2))
+        with Watched(device):
+            values = prefetch.start(batch)
+            assert device.streams[0].clock["main"] == 0
+            first, live = values.wait(0)
+            assert ((first + 0)[live] >= 0).all()
+            with pytest.raises(Race):
+                values.of_layer[1].value + 0
+            assert (values.wait(1)[0] + 0 >= 0).all()
 
 
 @pytest.mark.gpu
