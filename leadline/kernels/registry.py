@@ -19,13 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from leadline.core.errors import ConfigError
-<<<<<<< HEAD
 from leadline.kernels import batch_invariance, debug, observe
 from leadline.kernels.fusions import FUSED, separate
-=======
-from leadline.kernels import batch_invariance, debug
 from leadline.kernels.packed import Weight
->>>>>>> gate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,7 +126,6 @@ BACKENDS: dict[str, Backend] = {
         reads_packed=True,
         batch_invariant=True,
     ),
-<<<<<<< HEAD
     "unfused": Backend(
         None,
         frozenset({torch.bfloat16, torch.float32, torch.float64}),
@@ -138,7 +133,7 @@ BACKENDS: dict[str, Backend] = {
         package="torch",
         extra="gpu",
         automatic=False,  # it is chosen for groups that ``fusions`` leaves out
-=======
+    ),
     "flashinfer": Backend(
         "cuda",
         frozenset({torch.bfloat16}),
@@ -149,7 +144,6 @@ BACKENDS: dict[str, Backend] = {
         automatic=False,
         arranges_experts=True,
         capability=(9, 0),
->>>>>>> gate
     ),
 }
 
@@ -183,24 +177,15 @@ class Kernels:
         )
 
     @property
-<<<<<<< HEAD
     def waiting(self) -> list[str]:
         """Ops that a GPU has kernels for and that run otherwise, and may wait for the host."""
         steps = BACKENDS["unfused"].implementations()
+        able = {name for name, backend in BACKENDS.items() if backend.device != "cpu"}
         return [
             name
             for name in BACKENDS["triton"].implementations()
-            if self.backend_of.get(name) not in ("triton", "unfused")
+            if self.backend_of.get(name) not in able
             and (name in self.backend_of or name in steps or name not in FUSED)
-=======
-    def unfused(self) -> list[str]:
-        """Ops that a GPU has kernels for and that run otherwise: they may wait for the host."""
-        of_gpus = {name for name, backend in BACKENDS.items() if backend.device == "cuda"}
-        return [
-            name
-            for name in BACKENDS["triton"].implementations()
-            if self.backend_of.get(name) not in of_gpus
->>>>>>> gate
         ]
 
     def arrange_experts(self, w13: Weight, w2: Weight) -> tuple[Weight, Weight]:

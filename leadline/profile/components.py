@@ -24,6 +24,7 @@ OF_OP = {
     "mhc_expand": SEAMS,
     "mhc_seam": SEAMS,
     "route": ROUTER,
+    "hash_route": ROUTER,
     # Norms and stores of rows follow the down-projection, and are counted with it.
     "norm_query_store_window": PROJECTIONS,
     "norm_rotate_store": PROJECTIONS,

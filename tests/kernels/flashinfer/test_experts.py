@@ -166,4 +166,4 @@ def test_it_has_one_op_and_graphs_may_be_captured(monkeypatch: pytest.MonkeyPatc
     assert chosen.backend_of == {"routed_experts": "flashinfer"}
     assert not registry.BACKENDS["flashinfer"].automatic
     pytest.importorskip("triton")
-    assert "routed_experts" not in chosen.unfused
+    assert "routed_experts" not in chosen.waiting
