@@ -123,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     sizes = QUICK if args.quick else Sizes()
     on_gpu = torch.cuda.is_available()
-    modes = ("off", "decode", "all") if on_gpu else ("off",)
+    modes = ("off", "decode", "lower", "all") if on_gpu else ("off",)
     found = [measure(args.preset, mode, sizes) for mode in modes]
     for kind, unit in (("decode_ms", "requests"), ("first_token_ms", "prompt tokens")):
         print_table(
