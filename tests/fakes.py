@@ -129,7 +129,7 @@ class FakeModel:
         self.lower_window = FakeWindow(self.size.num_slot_rows, self.window)
         self.upper_window = FakeWindow(self.size.num_slot_rows, self.window)
 
-    def bind_cache(self, cache: CacheFields) -> None:
+    def bind_cache(self, cache: CacheFields | None) -> None:
         raise AssertionError("the fake brings its own cache")
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -41,7 +41,8 @@ def test_it_grows_slowly_to_what_it_was_and_by_what_steps_have_shown() -> None:
 
 def test_where_memory_stays_narrow_shortages_become_rare() -> None:
     """So a prompt of any length gets through that begins anew after each."""
-    budget, went_well, between = RowBudget(100), 0, []
+    budget, went_well = RowBudget(100), 0
+    between: list[int] = []
     while len(between) < 6:
         if budget.rows <= 10:
             budget.grow(budget.rows)
