@@ -256,23 +256,15 @@ class Scheduler:
                 plan.copies_after.append((request.slot, snapshot))
 
     def _snapshots_due(self, request: Request) -> dict[int, SnapshotKind]:
-        """Boundaries above ``fed`` at which the slot is saved next; chunks end there (2.8).
-
-        Of a prompt: its last one, where another chain ended, the next of an interval. Of an
-        answer: each, the last of which will be the turn's end.
-        """
+        """Boundaries above ``fed`` at which the slot is saved next; chunks end there."""
         if not self._cache.takes_snapshots or request.wants_prompt_logits:
             return {}
         size = self._cache.page_size
         if request.state is RequestState.DECODE:
             return {(request.fed // size + 1) * size: SnapshotKind.TURN_END}
-        boundaries = {}
-        if interval := self._policy.snapshot_interval:
-            step = -(-interval // size) * size
-            boundaries[(request.fed // step + 1) * step] = SnapshotKind.INTERVAL
-        boundaries[request.junction] = SnapshotKind.JUNCTION
-        boundaries[(request.prefill_end - 1) // size * size] = SnapshotKind.PROMPT_END
-        return {b: kind for b, kind in boundaries.items() if request.fed < b < request.prefill_end}
+        return self._policy.snapshots_of_prompt(
+            request.fed, request.prefill_end, junction=request.junction, page_size=size
+        )
 
     # ---- admission --------------------------------------------------------------------------
 

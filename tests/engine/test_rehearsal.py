@@ -146,15 +146,16 @@ def test_a_device_that_is_measured_gets_its_cache_from_what_is_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    config = replace(TINY, cache=replace(TINY.cache, kv_cache_memory_bytes=None))
-    meter = Meter(held=2**29)
+    cache = replace(TINY.cache, kv_cache_memory_bytes=None)
+    config = replace(TINY, cache=cache, max_model_len=600)
+    meter = Meter(held=3 * 2**28)
     engine = build_engine(config, memory_of=lambda _: meter)
     assert meter.num_runs == 1
     stats = engine.stats()
     pages = stats.num_pages * stats.page_bytes
-    left = int(2**30 * 0.9) - 2**29 - 2**27
-    assert 0.9 * left < pages < left
-    assert "memory: 1.0 GiB, of which 0.5 are in use" in caplog.text
+    left = int(2**30 * 0.9) - 3 * 2**28 - 2**27
+    assert left / 2 < pages < left
+    assert "memory: 1.0 GiB, of which 0.8 are in use" in caplog.text
     wanted = generate(build_engine(TINY), [[3, 4, 5]], 4)
     assert generate(engine, [[3, 4, 5]], 4) == wanted
     meter = Meter(held=2**30)
