@@ -7,7 +7,6 @@ longer than that (cache-and-scheduling 6.6).
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from collections.abc import Callable
@@ -53,7 +52,6 @@ class CudaMemory:
 
     def in_use(self) -> int:
         """See ``DeviceMemory``."""
-        gc.collect()  # tensors may lie in a cycle
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)

@@ -7,6 +7,7 @@ that scores of entries have room for; stand-ins for requests have the most of ea
 from __future__ import annotations
 
 import functools
+import gc
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -133,6 +134,7 @@ class Rehearsal:
         """See ``memory.Rehearsal``."""
         self._model.bind_cache(None)
         self._is_bound = False
+        gc.collect()  # of what lies in a cycle, tensors too
 
     def prepare(self, groups: Sequence[RowGroup]) -> tuple[ForwardBatch, Callable[[], Tensor]]:
         """See ``forwards.Forwards``: op by op, as if one of the groups had the longest sequence."""
