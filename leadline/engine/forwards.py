@@ -296,7 +296,7 @@ def stand_in(
     number: int, num_rows: int, num_upper: int, limits: GraphLimits, size: CacheSize
 ) -> RowGroup:
     """The last rows of a request that nobody made, of random tokens; nothing of it is sampled."""
-    length = min(limits.max_len, TUNED_LENGTH)
+    length = min(limits.max_len, max(TUNED_LENGTH, num_rows))
     # Another end each, so that rows choose other experts.
     draw = np.random.default_rng(number)
     ids = draw.integers(limits.vocab_size, size=length, dtype=np.int32)

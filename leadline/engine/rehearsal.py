@@ -162,11 +162,11 @@ class Rehearsal:
         self._is_bound = True
 
     def _groups(self) -> list[RowGroup]:
-        """As many requests as there may be, of which the first ones have all rows but one each."""
+        """As many requests as there may be, a row each; the first have what else a step may."""
         limits, groups = self._limits, []
         spare = limits.max_num_batched_tokens - limits.max_num_seqs
         for number in range(limits.max_num_seqs):
-            more = min(spare, limits.max_len - 1, TUNED_LENGTH - 1)
+            more = min(spare, limits.max_len - 1)
             spare -= more
             group = stand_in(number, 1 + more, 1 + more, limits, self._size)
             group.request.sampling = _SAMPLING

@@ -207,7 +207,7 @@ def _naming_requests(groups: Sequence[RowGroup], batch: ForwardBatch) -> Iterato
 
 @contextmanager
 def _failing_alone(step: StepInFlight) -> Iterator[None]:
-    """Note an exception in the step whose requests it ends."""
+    """Note an exception in the step whose requests it ends, or which is planned anew."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -147,7 +147,8 @@ def test_a_device_that_is_measured_gets_its_cache_from_what_is_left(
 ) -> None:
     caplog.set_level("INFO")
     cache = replace(TINY.cache, kv_cache_memory_bytes=None)
-    config = replace(TINY, cache=cache, max_model_len=600)
+    scheduler = replace(TINY.scheduler, max_num_batched_tokens=9)
+    config = replace(TINY, cache=cache, scheduler=scheduler, max_model_len=600)
     meter = Meter(held=3 * 2**28)
     engine = build_engine(config, memory_of=lambda _: meter)
     assert meter.num_runs == 1
