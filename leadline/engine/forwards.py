@@ -144,11 +144,6 @@ class Graphs:
         self._upper_in: tuple[Tensor, ...] = ()
         self._hidden = torch.empty(0)
 
-    @property
-    def num_graphs(self) -> int:
-        """Of all kinds."""
-        return len(self._decode_rows) + len(self._lower_rows) + len(self._upper_rows)
-
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture all graphs."""
@@ -163,6 +158,11 @@ class Graphs:
             time.perf_counter() - start,
             (_memory(self._builder.device) - before) / 2**30,
         )
+
+    @property
+    def num_graphs(self) -> int:
+        """Of all kinds."""
+        return len(self._decode_rows) + len(self._lower_rows) + len(self._upper_rows)
 
     @torch.inference_mode()
     def capture_largest(self, count: int) -> None:
