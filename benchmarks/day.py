@@ -154,7 +154,7 @@ class FakeModel:
         self._pages = torch.zeros(size.num_pages, size.page_size, dtype=torch.int64)
         self._ring = torch.zeros(size.num_slot_rows, 2 * window, dtype=torch.int64)
 
-    def bind_cache(self, cache: CacheFields) -> None:
+    def bind_cache(self, cache: CacheFields | None) -> None:
         raise AssertionError("the fake brings its own cache")
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:

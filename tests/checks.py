@@ -77,17 +77,24 @@ class CheckedScheduler(Scheduler):
         self.check_integrity()
         return outputs
 
+    def undo(self, plan: StepPlan, shortage: str) -> list[TokenOutput]:
+        outputs = super().undo(plan, shortage)
+        self.check_integrity()
+        return outputs
+
     def _check_budgets(self, plan: StepPlan, decoding: list[Request]) -> None:
-        """Invariant 32."""
-        config, groups = self._config, plan.groups
+        """Invariant 32, while memory is short for as many decodes as there is memory for."""
+        config, groups, most = self._config, plan.groups, self._budget.rows
         decodes = [group.request for group in groups if group.kind is RowKind.DECODE]
-        assert plan.num_rows == sum(g.num_rows for g in groups) <= config.max_num_batched_tokens
+        assert plan.num_rows == sum(g.num_rows for g in groups) <= most
+        assert most <= config.max_num_batched_tokens
         assert len({g.request.slot for g in groups}) == len(groups), "two groups share a slot"
         assert len(self.running) <= config.max_num_seqs
         if decodes:
             assert plan.num_prefill_rows <= config.max_prefill_rows
         preempted = [r for r in decoding if r.state is RequestState.WAITING]
-        assert len(decodes) + len(preempted) == len(decoding), "a decode was not scheduled"
+        due = min(most, len(decoding) - len(preempted))
+        assert len(decodes) == due, "a decode was not scheduled"
         prefills = [r for r in self.running if r.state is RequestState.PREFILL]
         assert len(prefills) <= config.max_prefills
 

@@ -111,6 +111,8 @@ class FakeModel:
     window: int = 128
     poison: int | None = None  # an id whose presence makes the logits of its own row NaN
     fail_on: int | None = None  # an id whose presence makes the whole forward raise
+    # Whether memory is short now, in a step of so many rows; asked before each group and half.
+    is_short: Callable[[int], bool] = lambda num_rows: False
     num_steps: int = 0
     num_lower_rows: int = 0
     num_upper_rows: int = 0
@@ -118,6 +120,7 @@ class FakeModel:
     positions: Integers = field(init=False)
     written_at: Integers = field(init=False)  # the step that wrote each position of each page
     _tags: list[Integers] = field(init=False)  # of the step: by group, of every position
+    _ids: list[int] = field(default_factory=list)  # of the step
 
     def __post_init__(self) -> None:
         self.ids = np.full((self.size.num_pages, self.size.page_size), -1)
@@ -126,7 +129,7 @@ class FakeModel:
         self.lower_window = FakeWindow(self.size.num_slot_rows, self.window)
         self.upper_window = FakeWindow(self.size.num_slot_rows, self.window)
 
-    def bind_cache(self, cache: CacheFields) -> None:
+    def bind_cache(self, cache: CacheFields | None) -> None:
         raise AssertionError("the fake brings its own cache")
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -135,10 +138,19 @@ class FakeModel:
             self.lower_window.copy(source, target)
             self.upper_window.copy(source, target)
 
+    def _allocate(self) -> None:
+        if self.is_short(len(self._ids)):
+            raise torch.OutOfMemoryError(f"no memory for {len(self._ids)} rows")
+
+    def runs(self, token_id: int) -> bool:
+        """Whether the step feeds this id."""
+        return token_id in self._ids
+
     def lower(self, batch: ForwardBatch) -> tuple[Tensor]:
         """``[m]``, the tag of each row; those of all positions so far are kept for ``upper``."""
         self.num_steps += 1
         self.num_lower_rows += len(batch.ids)
+        self._ids = batch.ids.tolist()
         if self.fail_on is not None and bool((batch.ids == self.fail_on).any()):
             raise RuntimeError(f"id {self.fail_on} cannot be run")
         slots = batch.slot.tolist()
@@ -155,6 +167,7 @@ class FakeModel:
     def _run_lower(
         self, batch: ForwardBatch, g: int, slot: int, fed_ids: Integers, fed_pos: Integers
     ) -> Integers:
+        self._allocate()
         end, size = int(batch.seq_len[g]), self.size.page_size
         start = end - len(fed_ids)
         assert 0 < slot < self.size.num_slots, "a live row in the padding slot or in a snapshot"
@@ -185,6 +198,7 @@ class FakeModel:
         for slot, start, tags, floor in zip(
             batch.slot.tolist(), starts, self._tags, floors, strict=True
         ):
+            self._allocate()
             if max(start, floor) < len(tags):
                 self.upper_window.run(slot, max(start, floor), tags, floor)
         upper = batch.pos >= batch.floor_up[batch.req_of_row]
@@ -197,6 +211,7 @@ class FakeModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """One-hot ``[v, V]`` at ``next_token``."""
+        self._allocate()
         tag, own = hidden.unbind(1)
         token = FIRST_ID + tag % (VOCAB_SIZE - FIRST_ID)
         logits = torch.nn.functional.one_hot(token, VOCAB_SIZE).float()

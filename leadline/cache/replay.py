@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leadline.core.request import SnapshotKind
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayPolicy:
@@ -57,6 +59,21 @@ class ReplayPolicy:
         Never below ``start``: the upper layers have no window row there.
         """
         return max(start, prefill_end - self.length) if self.upper else start
+
+    def snapshots_of_prompt(
+        self, fed: int, prefill_end: int, *, junction: int, page_size: int
+    ) -> dict[int, SnapshotKind]:
+        """Boundaries within ``[fed + 1, E)`` at which the slot is saved next, and why (2.8).
+
+        The next of an interval, where another chain ended (``junction``), and the last one of all.
+        """
+        boundaries = {}
+        if self.snapshot_interval:
+            step = -(-self.snapshot_interval // page_size) * page_size
+            boundaries[(fed // step + 1) * step] = SnapshotKind.INTERVAL
+        boundaries[junction] = SnapshotKind.JUNCTION
+        boundaries[(prefill_end - 1) // page_size * page_size] = SnapshotKind.PROMPT_END
+        return {b: kind for b, kind in boundaries.items() if fed < b < prefill_end}
 
 
 def cut_chunk(

@@ -15,9 +15,10 @@ class CacheConfig:
     Attributes:
         kv_cache_dtype: records of window, compressed and index rows (``cache.layout``).
         block_size: token positions of a page; smaller ones than 256 suit tiny models.
-        gpu_memory_utilization: share of a GPU's memory for weights and cache together.
-        kv_cache_memory_bytes: bytes for pages and slots; None takes what the device leaves
-            (on a CPU the smaller of 2 GiB and a tenth of memory).
+        gpu_memory_utilization: share of a GPU's memory for everything: weights, the largest step
+            and graphs, which are measured at start, and the cache, which gets the rest.
+        kv_cache_memory_bytes: bytes for pages and slots, and nothing is measured; None takes what
+            the device leaves (on a CPU the smaller of 2 GiB and a tenth of memory).
         enable_prefix_caching: pages of ended requests are found again by their tokens.
         swa_bounded_replay: window KV is not cached but rebuilt from the last rows before a hit,
             and layers above the cut run on the last rows of a prompt only. An approximation by

@@ -371,7 +371,9 @@ class Request:
         fed: next position to feed; rows below it may still be in flight.
         confirmed: c, positions whose step has been booked.
         in_flight: sampled tokens of steps that are not booked yet.
-        generation: grows when the request ends or is preempted, so that late results are seen.
+        generation: grows when the request ends, is preempted, or has rows fed again, so that late
+            results are seen.
+        short_at: the last position of which a step of one row did not fit into memory.
         junction: where the cached prefix ended at admission, when no snapshot allowed its use.
         num_cached_tokens: prompt tokens found in the cache at the first admission.
         num_replayed_tokens: of these, the ones that were fed again then.
@@ -417,6 +419,7 @@ class Request:
     confirmed: int = 0
     in_flight: int = 0
     generation: int = 0
+    short_at: int = -1
     junction: int = 0
     num_cached_tokens: int = 0
     num_replayed_tokens: int = 0

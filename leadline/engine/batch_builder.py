@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.engine.plan import RowGroup
+from leadline.kernels.transfer import page_locked
 from leadline.models.batch import ForwardBatch
 
 # Of ``ForwardBatch``: dtype and sizes by name. Fields begin at multiples of this many bytes.
@@ -152,8 +153,8 @@ class BatchBuilder:
 
     def _filled(self, layout: BatchLayout, shape: BatchShape, groups: Sequence[RowGroup]) -> Tensor:
         """A buffer of the host with a batch in it: page-locked where the device is another."""
-        pinned = self.device.type != "cpu"
-        buffer = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        make = torch.empty if self.device.type == "cpu" else page_locked
+        buffer = make((layout.num_bytes,), dtype=torch.uint8)
         fields = layout.fields(buffer, shape)
         _fill({name: field.numpy() for name, field in fields.items()}, groups)
         return buffer

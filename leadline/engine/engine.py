@@ -261,8 +261,10 @@ class Engine:
         outputs += self._settle_grammars()
         if self._paused:
             return outputs + self._book()
-        if self._in_flight is not None and self._in_flight.error is not None:
-            outputs += self._book()  # its requests end, and are not planned again
+        if self._in_flight is not None:
+            self._runner.sample(self._in_flight)
+            if self._in_flight.error is not None:
+                outputs += self._book()  # its requests end, or are planned anew
         with self.metrics.timed("schedule"):
             plan = self._scheduler.plan()
         if plan is None:  # somebody may have to be preempted: first see what is in flight
@@ -270,8 +272,6 @@ class Engine:
             with self.metrics.timed("schedule"):
                 plan = self._scheduler.plan()
             assert plan is not None
-        if self._in_flight is not None:
-            self._runner.sample(self._in_flight)
         launched = self._runner.launch(plan, self._in_flight) if plan.groups else None
         outputs += self._book()
         self._in_flight = launched
@@ -289,6 +289,10 @@ class Engine:
             return []
         self._runner.sample(step)
         results = self._runner.results(step)
+        if step.is_short:
+            torch.cuda.empty_cache()  # what it held is free by now, in pieces of its own sizes
+            assert step.error is not None
+            return self._settle_logits(self._scheduler.undo(step.plan, step.error))
         self._last_progress = self._clock()
         self._collect_logits(step.plan, results)
         with self.metrics.timed("schedule"):

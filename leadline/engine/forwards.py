@@ -36,7 +36,7 @@ DECODE_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, *rang
 LOWER_ROWS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 UPPER_ROWS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 # Stand-ins for requests while kernels are tuned are this long, where the model allows it.
-_TUNED_LENGTH = 32768
+TUNED_LENGTH = 32768
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -150,18 +150,9 @@ class Graphs:
     @preparation.logged()
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture all graphs, the largest of a kind first: the others find its memory free."""
+        """Capture all graphs."""
         start, before = time.perf_counter(), _memory(self._builder.device)
-        self._make_buffers()
-        for rows in reversed(self._lower_rows):
-            self._load_stand_ins(self._prompts, self._prefill_shape(rows, 0), num_upper=0)
-            self._lower[rows] = self._capture(functools.partial(self._run_lower, rows))
-        for rows in reversed(self._upper_rows):
-            self._load_stand_ins(self._prompts, self._prefill_shape(rows, rows), num_upper=rows)
-            self._upper[rows] = self._capture(functools.partial(self._run_upper, rows))
-        for rows in reversed(self._decode_rows):
-            self._load_stand_ins(self._decodes, self._decode_shape(rows))
-            self._decode[rows] = self._capture(functools.partial(self._run_decode, rows))
+        self.capture_largest(self.num_graphs)
         logger.info(
             "graphs: %d of decode rows (up to %d), %d and %d of prompts (up to %d and %d); "
             "captured in %.1f s, %.2f GiB",
@@ -171,6 +162,25 @@ class Graphs:
             time.perf_counter() - start,
             (_memory(self._builder.device) - before) / 2**30,
         )
+
+    @property
+    def num_graphs(self) -> int:
+        """Of all kinds."""
+        return len(self._decode_rows) + len(self._lower_rows) + len(self._upper_rows)
+
+    @torch.inference_mode()
+    def capture_largest(self, count: int) -> None:
+        """Capture so many of each kind, the largest one first: the others find its memory free."""
+        self._make_buffers()
+        for rows in reversed(self._lower_rows[-count:]):
+            self._load_stand_ins(self._prompts, self._prefill_shape(rows, 0), num_upper=0)
+            self._lower[rows] = self._capture(functools.partial(self._run_lower, rows))
+        for rows in reversed(self._upper_rows[-count:]):
+            self._load_stand_ins(self._prompts, self._prefill_shape(rows, rows), num_upper=rows)
+            self._upper[rows] = self._capture(functools.partial(self._run_upper, rows))
+        for rows in reversed(self._decode_rows[-count:]):
+            self._load_stand_ins(self._decodes, self._decode_shape(rows))
+            self._decode[rows] = self._capture(functools.partial(self._run_decode, rows))
 
     def prepare(self, groups: Sequence[RowGroup]) -> tuple[ForwardBatch, Callable[[], Tensor]]:
         """See ``Forwards``."""
@@ -277,26 +287,31 @@ class Graphs:
         self._builder.load(memory, shape, groups)
 
     def _stand_ins(self, rows: int, num_rows: int, num_upper: int) -> Iterator[RowGroup]:
-        length = min(self._limits.max_len, _TUNED_LENGTH)
-        num_pages = pages_of(length, self._size.page_size)
         left = rows
         for number in range(rows):
-            count = min(left, num_rows, length)
+            count = min(left, num_rows, self._limits.max_len, TUNED_LENGTH)
             if not count:
                 return
             left -= count
-            # Another end each, so that rows choose other experts.
-            draw = np.random.default_rng(number)
-            ids = draw.integers(self._limits.vocab_size, size=length, dtype=np.int32)
-            tokens = array("i", ids.tobytes())
-            request = Request("stand-in", tokens, length, SamplingParams(), arrival=0.0)
-            request.slot = 1 + number % (self._size.num_slots - 1)
-            request.cached = length
-            request.pages = array(
-                "i", (1 + i % (self._size.num_pages - 1) for i in range(num_pages))
-            )
-            kind, start = RowKind.PREFILL, length - count
-            yield RowGroup(request, kind, start, count, min(count, num_upper), num_sampled=0)
+            yield stand_in(number, count, min(count, num_upper), self._limits, self._size)
+
+
+def stand_in(
+    number: int, num_rows: int, num_upper: int, limits: GraphLimits, size: CacheSize
+) -> RowGroup:
+    """The last rows of a request that nobody made, of random tokens; nothing of it is sampled."""
+    length = min(limits.max_len, max(TUNED_LENGTH, num_rows))
+    # Another end each, so that rows choose other experts.
+    draw = np.random.default_rng(number)
+    ids = draw.integers(limits.vocab_size, size=length, dtype=np.int32)
+    tokens = array("i", ids.tobytes())
+    request = Request(f"stand-in-{number}", tokens, length, SamplingParams(), arrival=0.0)
+    request.slot = 1 + number % (size.num_slots - 1)
+    request.cached = length
+    num_pages = pages_of(length, size.page_size)
+    request.pages = array("i", (1 + i % (size.num_pages - 1) for i in range(num_pages)))
+    kind, start = RowKind.PREFILL, length - num_rows
+    return RowGroup(request, kind, start, num_rows, num_upper, num_sampled=0)
 
 
 class CudaCapture:

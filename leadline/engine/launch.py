@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from leadline.cache.manager import CacheManager
 from leadline.cache.pool import CachePool
 from leadline.cache.prefix import root_digest
 from leadline.cache.replay import ReplayPolicy
-from leadline.cache.sizing import longest_model_len, size_cache
+from leadline.cache.sizing import CacheSize, longest_model_len, size_cache
 from leadline.config.engine import CacheConfig, EngineConfig
 from leadline.config.model import ModelConfig, load_model_config
 from leadline.config.presets import PRESETS, preset
@@ -24,6 +23,16 @@ from leadline.core.errors import CheckpointError, ConfigError
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
 from leadline.engine.forwards import Capture, CudaCapture, GraphLimits, GraphMode, Graphs
+from leadline.engine.memory import (
+    GIB,
+    CudaMemory,
+    DeviceMemory,
+    cache_budget_bytes,
+    graphs_do_not_fit,
+    log_use,
+    profile,
+)
+from leadline.engine.rehearsal import Rehearsal
 from leadline.engine.sampler import Sampler
 from leadline.kernels.debug import switch
 from leadline.kernels.records import Record
@@ -42,8 +51,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GIB = 2**30
 TABLES_SHARE = 0.9  # of what host memory is free; the rest is for everything else
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """What measures a device's memory; None where nothing is measured."""
+    return CudaMemory(device) if device.type == "cuda" else None
 
 
 def build_engine(
@@ -51,6 +64,7 @@ def build_engine(
     *,
     make_sampler: Callable[[int], Sampler] = Sampler,
     make_capture: Callable[[], Capture] = CudaCapture,
+    memory_of: Callable[[torch.device], DeviceMemory | None] = memory_of,
 ) -> Engine:
     """Load the model, size its cache by what memory is left, and put an engine around them.
 
@@ -58,13 +72,18 @@ def build_engine(
         config: all settings.
         make_sampler: of the model's end token; evaluation has one that knows the answers.
         make_capture: of graphs, where there are any; profiles have one that can do without them.
+        memory_of: measures the memory of the device.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
         CheckpointError: the checkpoint does not hold what its configuration promises.
     """
     return engine_around(
-        load_model(config), config, make_sampler=make_sampler, make_capture=make_capture
+        load_model(config),
+        config,
+        make_sampler=make_sampler,
+        make_capture=make_capture,
+        memory_of=memory_of,
     )
 
 
@@ -135,6 +154,7 @@ def engine_around(
     *,
     make_sampler: Callable[[int], Sampler] = Sampler,
     make_capture: Callable[[], Capture] = CudaCapture,
+    memory_of: Callable[[torch.device], DeviceMemory | None] = memory_of,
 ) -> Engine:
     """Size a cache for a loaded model, bind it, and put an engine around both.
 
@@ -145,6 +165,7 @@ def engine_around(
         config: all settings.
         make_sampler: as for ``build_engine``.
         make_capture: likewise.
+        memory_of: likewise.
 
     Raises:
         ConfigError: the settings do not fit the model or the memory.
@@ -163,8 +184,21 @@ def engine_around(
             f"kv_cache_dtype is {config.cache.kv_cache_dtype!r}, whose index keys have no "
             "batch-invariant kernels; choose 'auto', or leave batch_invariant out"
         )
-    staging_bytes = layout.staging_bytes(config.scheduler.max_num_batched_tokens)
-    budget_bytes = cache_budget_bytes(config.cache, device, beside=staging_bytes)
+    obstacle = obstacle_to_graphs(config, device, kernels, layout) or model.obstacle_to_graphs
+    graph_mode = resolve_graph_mode(config.cuda_graphs, obstacle)
+    builder = BatchBuilder(num_history=model_config.engram_max_ngram_size - 1, device=device)
+    limits = GraphLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_len=config.max_model_len or model_config.max_position_embeddings,
+        vocab_size=model_config.vocab_size,
+    )
+    memory, use = memory_of(device), None
+    if memory is not None and config.cache.kv_cache_memory_bytes is None:
+        rehearsal = Rehearsal(model, kernels, builder, layout, loaded.wide, limits, graph_mode)
+        staging_bytes = layout.staging_bytes(config.scheduler.max_num_batched_tokens)
+        use = profile(memory, rehearsal, config, staging=staging_bytes)
+    budget_bytes = cache_budget_bytes(config, use)
     max_model_len = resolve_max_model_len(config, model_config, layout, budget_bytes)
     policy = resolve_policy(config.cache, model_config)
     takes_snapshots = policy.needs_snapshot and config.cache.enable_prefix_caching
@@ -193,6 +227,8 @@ def engine_around(
         size.num_bytes(layout) / GIB,
         max_model_len,
     )
+    if use is not None:
+        log_use(use, size.num_bytes(layout))
     # Whatever changes what a page holds makes its digests different.
     parts = (config.model, config.revision or "", str(loaded.dtype), *map(str, (layout, policy)))
     cache = CacheManager(
@@ -202,33 +238,8 @@ def engine_around(
         needs_snapshot=policy.needs_snapshot,
         hot_slots=config.cache.hot_slots,
     )
-    obstacle = obstacle_to_graphs(config, device, kernels, layout) or model.obstacle_to_graphs
-    graph_mode = resolve_graph_mode(config.cuda_graphs, obstacle)
-    num_history = model_config.engram_max_ngram_size - 1
-    graphs = None
-    if graph_mode is not GraphMode.OFF:
-        graphs = Graphs(
-            model,
-            BatchBuilder(num_history=num_history, device=device),
-            make_capture(),
-            graph_mode,
-            GraphLimits(
-                max_num_seqs=size.num_slots - 1,
-                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-                max_len=max_model_len,
-                vocab_size=model_config.vocab_size,
-            ),
-            size,
-        )
-        try:
-            with kernels.active():
-                graphs.capture()
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"graphs do not fit beside weights and cache ({error}); lower "
-                "gpu_memory_utilization or kv_cache_memory_bytes, or set cuda_graphs to 'decode' "
-                "or 'off'"
-            ) from error
+    limits = replace(limits, max_num_seqs=size.num_slots - 1, max_len=max_model_len)
+    graphs = _capture_graphs(model, kernels, builder, limits, graph_mode, size, make_capture)
     asynchronous = config.async_scheduling
     return Engine(
         model,
@@ -240,7 +251,7 @@ def engine_around(
         vocab_size=model_config.vocab_size,
         eos_token_id=model_config.eos_token_id,
         max_model_len=max_model_len,
-        num_history=num_history,
+        num_history=builder.num_history,
         graphs=graphs,
         page_bytes=layout.page_bytes,
         slot_bytes=layout.slot_bytes,
@@ -251,6 +262,26 @@ def engine_around(
         asynchronous=device.type == "cuda" if asynchronous is None else asynchronous,
         checks_integrity=config.check_integrity,
     )
+
+
+def _capture_graphs(
+    model: DeepseekV41,
+    kernels: Kernels,
+    builder: BatchBuilder,
+    limits: GraphLimits,
+    mode: GraphMode,
+    size: CacheSize,
+    make_capture: Callable[[], Capture],
+) -> Graphs | None:
+    if mode is GraphMode.OFF:
+        return None
+    graphs = Graphs(model, builder, make_capture(), mode, limits, size)
+    try:
+        with kernels.active():
+            graphs.capture()
+    except torch.OutOfMemoryError as error:
+        raise graphs_do_not_fit("weights and cache", error) from error
+    return graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,31 +451,6 @@ def resolve_table_memory(
         )
     logger.warning("%s: they stay on the files, and steps wait for the host to gather", shortage)
     return None
-
-
-def cache_budget_bytes(config: CacheConfig, device: torch.device, *, beside: int = 0) -> int:
-    """Bytes for pages and slots, once the weights are loaded.
-
-    The setting, or else: on a CPU the smaller of 2 GiB and a tenth of memory; on a GPU what
-    ``gpu_memory_utilization`` of it leaves beside what is in use and ``beside`` bytes to come.
-
-    Raises:
-        ConfigError: the GPU is full already.
-    """
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes
-    if device.type == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(2 * GIB, memory // 10)
-    free, total = torch.cuda.mem_get_info(device)
-    budget = int(total * config.gpu_memory_utilization) - (total - free) - beside
-    if budget <= 0:
-        raise ConfigError(
-            f"gpu_memory_utilization {config.gpu_memory_utilization} of {total / GIB:.1f} GiB is "
-            f"less than the {(total - free) / GIB:.1f} GiB in use once the weights are loaded; "
-            "raise it or free the GPU"
-        )
-    return budget
 
 
 def resolve_policy(config: CacheConfig, model: ModelConfig) -> ReplayPolicy:

@@ -28,6 +28,7 @@ COUNTERS = (
     "decode_steps",  # with decode rows only
     "mixed_steps",
     "step_rows",  # fed by all steps
+    "oom_steps",  # that device memory did not suffice for; planned again, smaller
     "corrupted_requests",  # ended because their logits were not finite
 )
 # Bounds of the histogram of rows per step.

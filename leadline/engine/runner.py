@@ -49,6 +49,7 @@ class StepInFlight:
         is_sampled: whether its tokens were drawn.
         draw: its tokens, once sampled.
         error: why the whole step failed, if it did.
+        is_short: what failed is that device memory did not suffice, so that smaller steps may go.
     """
 
     def __init__(self, plan: StepPlan) -> None:
@@ -57,6 +58,7 @@ class StepInFlight:
         self.is_sampled = False
         self.draw: Draw | None = None
         self.error: str | None = None
+        self.is_short = False
         self.row_of: dict[str, int] = {}  # request -> row of the draw
         self.logits: dict[str, NDArray[np.float32]] = {}
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
@@ -65,7 +67,8 @@ class StepInFlight:
 class Runner:
     """Runs the model on a plan and draws the tokens that its groups want.
 
-    A step that fails ends its requests and not the engine.
+    A step that fails ends its requests and not the engine; one that is short of memory may be
+    planned again.
 
     Args:
         forwards: launches the model.
@@ -116,7 +119,7 @@ class Runner:
 
         A row without a valid distribution fails its own request and no other.
         """
-        if step.is_sampled or step.hidden is None:
+        if step.is_sampled or step.hidden is None or step.error is not None:
             return
         with (
             _failing_alone(step),
@@ -204,9 +207,12 @@ def _naming_requests(groups: Sequence[RowGroup], batch: ForwardBatch) -> Iterato
 
 @contextmanager
 def _failing_alone(step: StepInFlight) -> Iterator[None]:
-    """Note an exception in the step whose requests it ends."""
+    """Note an exception in the step whose requests it ends, or which is planned anew."""
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        step.error, step.is_short = str(error), True
+        step.hidden = step.draw = None
     except Exception as error:
         names = ", ".join(group.request.request_id for group in step.plan.groups)
         logger.exception("a step failed; its requests end: %s", names)

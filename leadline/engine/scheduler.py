@@ -8,6 +8,7 @@ before earlier ones are booked: then a request's newest token is unknown, and on
 from __future__ import annotations
 
 import bisect
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -26,7 +27,10 @@ from leadline.engine.admission import Admission
 from leadline.engine.booking import book, output_of
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
+from leadline.engine.row_budget import RowBudget
 from leadline.engine.waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
 
 # A request preempted this often is spared while others of its class run (5.4).
 MAX_PREEMPTIONS = 3
@@ -60,11 +64,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._num_unbooked = 0  # steps planned and not yet applied
         self._admission = Admission(cache, metrics, policy)
-        self._largest_prefill = min(
-            config.max_prefill_rows,
-            config.max_num_batched_tokens - config.max_num_seqs,
-            config.long_prefill_threshold or config.max_num_batched_tokens,
-        )
+        self._budget = RowBudget(config.max_num_batched_tokens)
         self.waiting = WaitingQueue(config.priority_aging_seconds)
         self.running: list[Request] = []
 
@@ -154,6 +154,8 @@ class Scheduler:
             have to be preempted (5.9). Empty only when nothing can be fed before such a booking.
         """
         decodes = [r for r in self.running if r.state is RequestState.DECODE and _may_go_on(r)]
+        # The last ones keep their place, which costs a step nothing, until memory suffices again.
+        decodes = decodes[: self._budget.rows]
         if self._num_unbooked and self._missing_pages(decodes) > self._cache.num_free_pages:
             return None
         plan = StepPlan()
@@ -173,7 +175,7 @@ class Scheduler:
         return sum(self._cache.pages_of(r.fed + 1) > len(r.pages) for r in decodes)
 
     def _plan_decodes(self, plan: StepPlan, decodes: list[Request]) -> None:
-        """Every decode request gets its row; the last of ``running`` pays for missing pages."""
+        """Each of these gets its row; the last of ``running`` pays for missing pages."""
         for request in decodes:
             # An earlier one of this pass may have preempted it.
             while request.state is RequestState.DECODE:
@@ -214,9 +216,16 @@ class Scheduler:
         due = min(self._snapshots_due(request), default=request.prefill_end)
         return min(num_rows, due - request.fed)
 
+    @property
+    def _largest_prefill(self) -> int:
+        """Prefill rows that every step has room for, however many requests decode."""
+        config, most = self._config, self._budget.rows
+        threshold = config.long_prefill_threshold or most
+        return min(config.max_prefill_rows, most - config.max_num_seqs, threshold)
+
     def _prefill_room(self, plan: StepPlan) -> int:
         """Prefill rows that still fit: within T, and within P_max beside decode rows (5.2)."""
-        left = self._config.max_num_batched_tokens - plan.num_rows
+        left = self._budget.rows - plan.num_rows
         if plan.num_rows > plan.num_prefill_rows:
             left = min(left, self._config.max_prefill_rows - plan.num_prefill_rows)
         return max(0, left)
@@ -247,23 +256,15 @@ class Scheduler:
                 plan.copies_after.append((request.slot, snapshot))
 
     def _snapshots_due(self, request: Request) -> dict[int, SnapshotKind]:
-        """Boundaries above ``fed`` at which the slot is saved next; chunks end there (2.8).
-
-        Of a prompt: its last one, where another chain ended, the next of an interval. Of an
-        answer: each, the last of which will be the turn's end.
-        """
+        """Boundaries above ``fed`` at which the slot is saved next; chunks end there."""
         if not self._cache.takes_snapshots or request.wants_prompt_logits:
             return {}
         size = self._cache.page_size
         if request.state is RequestState.DECODE:
             return {(request.fed // size + 1) * size: SnapshotKind.TURN_END}
-        boundaries = {}
-        if interval := self._policy.snapshot_interval:
-            step = -(-interval // size) * size
-            boundaries[(request.fed // step + 1) * step] = SnapshotKind.INTERVAL
-        boundaries[request.junction] = SnapshotKind.JUNCTION
-        boundaries[(request.prefill_end - 1) // size * size] = SnapshotKind.PROMPT_END
-        return {b: kind for b, kind in boundaries.items() if request.fed < b < request.prefill_end}
+        return self._policy.snapshots_of_prompt(
+            request.fed, request.prefill_end, junction=request.junction, page_size=size
+        )
 
     # ---- admission --------------------------------------------------------------------------
 
@@ -355,6 +356,7 @@ class Scheduler:
         """
         self._num_unbooked -= 1
         self._metrics.count_step(plan.num_rows, plan.num_prefill_rows)
+        self._budget.grow(plan.num_rows)
         outputs = []
         for group, result in zip(plan.groups, results, strict=True):
             if group.is_stale:
@@ -369,6 +371,48 @@ class Scheduler:
                 if output.finish_reason is not None:
                     self._forget(request, output.finish_reason)
                 outputs.append(output)
+        return outputs
+
+    def undo(self, plan: StepPlan, shortage: str) -> list[TokenOutput]:
+        """Have a step that did not fit into memory planned again, as several smaller ones.
+
+        Its forward may have ended anywhere. Decode rows are just fed again: neither a ring nor an
+        open group has lost what they read, since both have room for several such rows (1.4). A
+        chunk of a prompt may have taken the place of the window before it in some layers, so its
+        request is computed again as after a preemption. Both are new generations: what a later
+        step computed of these requests is dropped.
+
+        Args:
+            plan: the oldest step that is not booked yet.
+            shortage: what was missing.
+
+        Returns:
+            The end of a request of which a single row does not fit, tried twice; else nothing.
+        """
+        self._num_unbooked -= 1
+        self._metrics.counters["oom_steps"] += 1
+        self._budget.shrink(plan.num_rows)
+        logger.warning(
+            "memory was short for a step of %d rows; for now they have %d at most: %s",
+            *(plan.num_rows, self._budget.rows, shortage),
+        )
+        outputs = []
+        for group in plan.groups:
+            request = group.request
+            if group.is_stale:
+                continue
+            if plan.num_rows == 1 and request.short_at == group.start:
+                error = f"request {request.request_id}: no step of it fits into memory: {shortage}"
+                outputs.append(self.fail(request, error))
+                continue
+            if plan.num_rows == 1:
+                request.short_at = group.start
+            request.in_flight = 0
+            if group.kind is RowKind.DECODE:
+                request.fed = group.start
+                request.generation += 1
+            else:
+                self._preempt(request)
         return outputs
 
     def _finish(

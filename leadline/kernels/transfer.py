@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from leadline.core.errors import ConfigError
+
+MB = 10**6
 
 
 def upload(
@@ -22,6 +27,23 @@ def upload(
     return on_host.pin_memory().to(device, non_blocking=True)
 
 
+def page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory of the host that a GPU copies from, or to, without anybody waiting.
+
+    Raises:
+        ConfigError: the system does not lock that much.
+    """
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        size = math.prod(shape) * dtype.itemsize / MB
+        raise ConfigError(
+            f"{size:.1f} MB of page-locked host memory for a step cannot be had ({error}); give "
+            "the machine or its container more memory, or lower max_num_batched_tokens or "
+            "max_num_seqs"
+        ) from error
+
+
 class Download:
     """A tensor on its way to page-locked memory of the host, in the order of the stream.
 
@@ -33,7 +55,7 @@ class Download:
         self._event: torch.cuda.Event | None = None
         self._on_host = tensor
         if tensor.is_cuda:
-            self._on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._on_host = page_locked(tensor.shape, tensor.dtype)
             self._on_host.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()

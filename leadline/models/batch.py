@@ -94,8 +94,8 @@ class CacheFields(Protocol):
 class Model(Protocol):
     """What the runner asks of a model (cache-and-scheduling 8.5)."""
 
-    def bind_cache(self, cache: CacheFields) -> None:
-        """Take the cache that was sized after the weights were loaded."""
+    def bind_cache(self, cache: CacheFields | None) -> None:
+        """Take the cache that was sized after the weights were loaded; None lets go of one."""
         ...
 
     def lower(self, batch: ForwardBatch) -> tuple[Tensor, ...]:

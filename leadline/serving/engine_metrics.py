@@ -22,7 +22,7 @@ _SHARED_COUNTERS = {
     "prompt_tokens_cached": "Prompt tokens that usage shows as cached.",
     "prefix_cache_queries": "Prompt tokens looked up at first admissions.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache, of those looked up.",
-    "num_preemptions": "Running requests put back into the queue for want of pages.",
+    "num_preemptions": "Running requests put back into the queue for want of memory.",
     "corrupted_requests": "Requests whose logits were not finite.",
 }
 _OWN_COUNTERS = {
@@ -30,6 +30,7 @@ _OWN_COUNTERS = {
     "replayed_tokens": "Cached prompt rows fed again to rebuild windows.",
     "upper_rows": "Rows that ran the layers above the cut.",
     "evicted_pages": "Cached pages given to other tokens.",
+    "oom_steps": "Steps that GPU memory did not suffice for; they were planned again, smaller.",
 }
 
 # Names on dashboards for what does not exist here: each stays 0.

@@ -20,7 +20,6 @@ from leadline.engine.engine import Engine
 from leadline.engine.forwards import GraphMode
 from leadline.engine.launch import (
     build_engine,
-    cache_budget_bytes,
     engine_around,
     expert_row_scales,
     load_model,
@@ -210,12 +209,6 @@ def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Pat
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, but the model has Engram"):
         build_engine(replace(TINY, model=str(tmp_path), load_format="auto"))
-
-
-def test_a_cpu_budget_is_the_setting_or_at_most_two_gib() -> None:
-    cpu = torch.device("cpu")
-    assert cache_budget_bytes(CacheConfig(kv_cache_memory_bytes=12345), cpu) == 12345
-    assert 0 < cache_budget_bytes(CacheConfig(), cpu) <= 2 * 2**30
 
 
 @pytest.mark.parametrize(

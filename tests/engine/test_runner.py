@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from array import array
 
 import pytest
@@ -111,3 +113,26 @@ def test_a_non_finite_value_is_traced_to_its_request(row: int, name: str) -> Non
     assert first == second
     assert first.error is not None
     assert re.search(rf"op swiglu in layer 7 .* row {row} \(request {name}\)", first.error)
+
+
+def test_a_step_that_is_short_of_memory_lets_go_of_what_it_had() -> None:
+    """At once, not when garbage is collected: the next step needs it."""
+    held: list[weakref.ref[Tensor]] = []
+
+    class Short(FakeModel):
+        def upper(self, state: tuple[Tensor, ...], batch: ForwardBatch) -> Tensor:
+            activations = torch.zeros(9)
+            held.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("no memory for 9 numbers")
+
+    model = Short(CacheSize(num_pages=8, num_slots=8, page_size=256))
+    rank = Runner(model, Sampler(EOS), Eager(model, BUILDER), EngineMetrics(), model.copy_slots)
+    gc.disable()
+    try:
+        step = rank.launch(StepPlan([group("r1", [20, 21, 22], 1)]), None)
+        assert held[0]() is None
+    finally:
+        gc.enable()
+    assert step.is_short
+    rank.sample(step)
+    assert [result.error for result in rank.results(step)] == ["no memory for 9 numbers"]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from leadline.kernels.transfer import Download, upload
+from leadline.core.errors import ConfigError
+from leadline.kernels.transfer import Download, page_locked, upload
 
 CPU = torch.device("cpu")
 
@@ -22,6 +23,20 @@ def test_lists_arrays_and_columns_are_uploaded_as_the_wanted_type() -> None:
 def test_a_download_on_a_cpu_is_there() -> None:
     tensor = torch.arange(3)
     assert Download(tensor).wait() is tensor
+
+
+def test_memory_that_cannot_be_locked_is_named_with_what_makes_it_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **options: object) -> None:
+        assert options == {"dtype": torch.int64, "pin_memory": True}
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(
+        ConfigError, match=r"16\.0 MB of page-locked .*max_num_batched_tokens or max"
+    ):
+        page_locked((2, 10**6), torch.int64)
 
 
 @pytest.mark.gpu

@@ -55,6 +55,7 @@ COUNTER_NAMES = [
     "leadline:upper_rows",
     "leadline:computed_tokens",
     "leadline:evicted_pages",
+    "leadline:oom_steps",
     "leadline:steps",
     "leadline:parser_faults",
     "http_requests",

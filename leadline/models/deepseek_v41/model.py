@@ -206,8 +206,8 @@ class DeepseekV41:
         self.head = params.wide_linear("head.weight", rows=vocabulary)
         self._cache: CacheFields | None = None
 
-    def bind_cache(self, cache: CacheFields) -> None:
-        """Take the cache that was sized after the weights were loaded."""
+    def bind_cache(self, cache: CacheFields | None) -> None:
+        """Take the cache that was sized after the weights were loaded; None lets go of one."""
         self._cache = cache
 
     @property
