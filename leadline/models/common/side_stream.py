@@ -51,8 +51,8 @@ class SideStream:
 
     So memory of what was made here is used again only behind a fork, which waits for whatever the
     current stream reads by then: no tensor needs ``record_stream``, which graphs would not follow.
-    Kernels that may come up before the launch in front of them has ended wait for that launch of
-    their own stream, and what a fork or join waits for has ended before they come up.
+    Kernels that may come up early read nothing until all launches in front of them have ended,
+    those that a fork or join waits for among them.
 
     Args:
         device: of the tensors.
