@@ -134,7 +134,7 @@ def _attend_head(
     """Softmax of one scaled query over ``keys [n, d]``, which are the values too.
 
     Returns:
-        The logarithm of the weights' sum before the sink is added.
+        The logarithm of the weights' sum without the sink.
     """
     count, width = keys.shape
     top = np.float32(-1e30)
@@ -144,20 +144,20 @@ def _attend_head(
             dot += q[i] * keys[j, i]
         weights[j] = dot
         top = max(top, dot)
-    total = np.float32(0)
+    of_keys, total = np.float32(0), math.exp(sink - top)
     for i in range(width):
         out[i] = 0
     for j in range(count):
         weight = math.exp(weights[j] - top)
+        of_keys += weight
         total += weight
         for i in range(width):
             out[i] += weight * keys[j, i]
-    whole = total + math.exp(sink - top)
-    if whole == 0:  # no key, and a sink of -inf
-        whole = np.float32(1)
+    if total == 0:  # no key, and a sink of -inf
+        total = 1.0
     for i in range(width):
-        out[i] /= whole
-    return top + np.log(total)
+        out[i] /= total
+    return top + np.log(of_keys)
 
 
 @kernel
