@@ -24,6 +24,7 @@ import triton
 from benchmarks.common import environment, print_table, write_json
 from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_cases.case import Case, Rate
+from leadline.kernels import batch_invariance
 
 _MAX_COPIES = 64
 _ROTATION_BYTES = 3 * 60 * 10**6  # three times what an H200's L2 holds
@@ -204,12 +205,14 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="compare only, time nothing")
     parser.add_argument("--show", type=Path, metavar="PATH", help="print such a file, run nothing")
+    parser.add_argument("--batch-invariant", action="store_true", help="measure in that mode")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     args = parser.parse_args()
     if args.show is not None:
         print_results([Result(**found) for found in json.loads(args.show.read_text())["results"]])
         return 0
+    batch_invariance.switch.enabled = args.batch_invariant
     device = torch.device("cuda")
     cases = [c for c in CASES if any(fnmatch.fnmatch(c.name, only) for only in args.only)]
     ceilings = None if args.check else measure_ceilings(device)

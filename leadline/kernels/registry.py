@@ -99,12 +99,11 @@ class Backend:
             importlib.import_module(self.package)
         except ImportError as error:  # absent, or of a version that does not fit
             return f"{error}; pip install 'leadline[{self.extra}]'"
-        if self.capability and (found := torch.cuda.get_device_capability(device)) != (
-            self.capability
-        ):
-            return "it runs on compute capability {}.{}, and this GPU has {}.{}".format(
-                *self.capability, *found
-            )
+        if self.capability is not None:
+            found = torch.cuda.get_device_capability(device)
+            if found != self.capability:
+                needs, has = (".".join(map(str, version)) for version in (self.capability, found))
+                return f"it runs on compute capability {needs}, and this GPU has {has}"
         return None
 
     def implementations(self) -> dict[str, Callable[..., Any]]:
@@ -197,9 +196,8 @@ class Kernels:
         backend = BACKENDS.get(self.backend_of.get("routed_experts", ""))
         if backend is None or not backend.arranges_experts:
             return w13, w2
-        arranged: tuple[Weight, Weight] = importlib.import_module(backend.module).arrange_experts(
-            w13, w2
-        )
+        arrange = importlib.import_module(backend.module).arrange_experts
+        arranged: tuple[Weight, Weight] = arrange(w13, w2)
         return arranged
 
     @contextmanager
