@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from leadline.config.model import ModelConfig
+from leadline.profile.roofline import H200_MEASURED, decode_bound, prefill_bound
 
 
 def is_known() -> bool:
@@ -16,8 +17,6 @@ def decode_us(model: ModelConfig, *, batch: int, context: int) -> float | None:
     """Of a step of ``batch`` requests with ``context`` tokens each."""
     if not is_known():
         return None
-    from leadline.profile.roofline import H200_MEASURED, decode_bound
-
     return sum(decode_bound(model, H200_MEASURED, batch=batch, context=context).values())
 
 
@@ -25,6 +24,4 @@ def prefill_us(model: ModelConfig, *, prompt: int, replay: bool) -> float | None
     """Of one prompt; products with FP4 and FP8 weights at the rate of bf16."""
     if not is_known():
         return None
-    from leadline.profile.roofline import H200_MEASURED, prefill_bound
-
     return sum(prefill_bound(model, H200_MEASURED, prompt=prompt, replay=replay).values())

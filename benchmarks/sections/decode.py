@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import Decoding, summary
-from benchmarks.sections import contexts
+from benchmarks.common import summary
 from benchmarks.sections.bounds import decode_us
 from benchmarks.sections.section import Bench, Case, Section, Table
 from leadline.engine.engine import Engine
+from leadline.profile.synthetic import start_decoding
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,10 @@ def cases(bench: Bench) -> Iterator[Case]:
             max_model_len=max_model_len, max_num_seqs=largest, cuda_graphs="decode"
         )
         engine = bench.engines.get(config)
-        contexts.fill_with_noise(bench.engines.cache)
         for context, batches in of_context.items():
             for batch in batches:
-                decoding = start_decoding(engine, batch, context, sizes)
-                us = step_us(decoding, sizes.steps)
+                decoding = Decoding(engine, batch, context, sizes.warmup)
+                us = decoding.step_us(sizes.steps)
                 decoding.stop()
                 yield {
                     "batch": batch,
@@ -71,33 +69,37 @@ def cases(bench: Bench) -> Iterator[Case]:
     if torch.cuda.is_available():
         context, batches = next(iter(next(iter(sizes.batches.values())).items()))
         for batch in batches:
-            decoding = start_decoding(engine, batch, context, sizes)
+            decoding = Decoding(engine, batch, context, sizes.warmup)
             found = launches(decoding, sizes.profiled)
             decoding.stop()
             yield {"batch": batch, "context": context, **found}
 
 
-def start_decoding(engine: Engine, batch: int, context: int, sizes: Sizes) -> Decoding:
+class Decoding:
     """Requests whose contexts were never computed, some steps after their first tokens."""
-    engine.reset_prefix_cache()
-    texts = functools.partial(contexts.prompts, batch, context, engine.limits.vocab_size)
-    contexts.remember(engine, texts())
-    # While the last contexts are admitted, the first requests decode already.
-    max_tokens = sizes.warmup + sizes.steps + sizes.profiled + 4 * batch
-    decoding = Decoding(engine, texts(), max_tokens=max_tokens)
-    for _ in range(sizes.warmup):
-        decoding.step()
-    return decoding
 
+    def __init__(self, engine: Engine, batch: int, context: int, warmup: int) -> None:
+        engine.reset_prefix_cache()
+        self._engine = engine
+        self._names = start_decoding(engine, batch=batch, context=context)
+        self.step_us(warmup)
 
-def step_us(decoding: Decoding, steps: int) -> list[float]:
-    """Microseconds of each step, from one result to the next."""
-    us = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        decoding.step()
-        us.append(1e6 * (time.perf_counter() - start))
-    return us
+    def step_us(self, steps: int) -> list[float]:
+        """Microseconds of each step, from one result to the next."""
+        us = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            outputs = self._engine.step()
+            us.append(1e6 * (time.perf_counter() - start))
+            assert len(outputs) == len(self._names), outputs
+        return us
+
+    def stop(self) -> None:
+        """Leave the engine idle."""
+        for name in self._names:
+            self._engine.abort(name)
+        while self._engine.has_work:
+            self._engine.step()
 
 
 def launches(decoding: Decoding, steps: int) -> dict[str, float]:
@@ -108,8 +110,7 @@ def launches(decoding: Decoding, steps: int) -> dict[str, float]:
     """
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(steps):
-            decoding.step()
+        decoding.step_us(steps)
         torch.cuda.synchronize()
     events = [event for event in seen.events() if event.device_type.name == "CUDA"]
     if not events:

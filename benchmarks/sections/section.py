@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from leadline.config.args import from_values
 from leadline.config.engine import EngineConfig
 from leadline.config.model import ModelConfig
+from leadline.config.optimization import make_engine_config
 from leadline.config.presets import preset
 from leadline.engine.engine import Engine
 from leadline.engine.launch import LoadedModel, engine_around, load_model
-from leadline.models.batch import CacheFields
 
 T = TypeVar("T")
 
@@ -56,12 +55,6 @@ class Engines:
         engine = self._timed("engine", lambda: engine_around(loaded, config))
         self._engine = config, engine
         return engine
-
-    @property
-    def cache(self) -> CacheFields:
-        """That of the last engine, as its model sees it."""
-        assert self._loaded is not None, "no engine was made"
-        return self._loaded[1].model.cache
 
     def drop(self) -> None:
         """Let nobody have the last engine again: it is in the way, or in the middle of a step."""
@@ -132,7 +125,7 @@ class Bench:
         }
         if not on_gpu:
             values["cuda_graphs"] = "off"
-        return from_values(EngineConfig, defaults | values)
+        return make_engine_config(defaults | values)
 
 
 @dataclass(frozen=True)

@@ -143,24 +143,16 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {name: 1e3 * float(np.quantile(seconds, q)) for name, q in (("p50", 0.5), ("p90", 0.9))}
 
 
-ARMS: dict[str, dict[str, Any]] = {
-    "all": {},
-    "day0": {
-        "swa_bounded_replay": False,
-        "kv_cache_dtype": "fp8",
-        "cuda_graphs": "decode",
-        "async_scheduling": False,
-    },
-}
+ARMS = ("all", "day0")
 
 
 def cases(bench: Bench) -> Iterator[Case]:
     sizes, vocab_size = QUICK if bench.quick else FULL, bench.model.vocab_size
     most = max(sizes.sessions.values())
     longest = max(s.num_tokens for s in _sessions(vocab_size, sizes, most, seed=0))
-    for arm, settings in ARMS.items():
+    for arm in ARMS:
         config = bench.config(
-            max_model_len=longest + 256, max_num_seqs=max(sizes.sessions), **settings
+            max_model_len=longest + 256, max_num_seqs=max(sizes.sessions), optimization=arm
         )
         engine = bench.engines.get(config)
         # Compiles and tunes what only such steps have.

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import slice as driver
 from benchmarks.day import Shape, check_idle, make_sessions
-from benchmarks.sections import SECTIONS, contexts, decode, sessions, soak, ttft
+from benchmarks.sections import SECTIONS, decode, sessions, soak, ttft
 from benchmarks.sections.section import Bench, Case, Engines, Section, Table
 from leadline.cache.sizing import pages_of
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
@@ -161,27 +161,16 @@ def test_weights_are_loaded_again_only_for_settings_of_loading(
     assert len(loaded) == 2
 
 
-def test_contexts_of_noise_are_found_and_decoded_from() -> None:
-    """Every request has pages of its own; nothing but the last rows of its prompt is fed."""
-    engines = Engines(log=lambda _: None)
-    engine = engines.get(TINY)
-    contexts.fill_with_noise(engines.cache)
-    decoding = decode.start_decoding(engine, 3, 1024, decode.QUICK)
-    counters = engine.stats().counters
-    assert counters["prefix_cache_hits"] == 3 * 1024
-    assert counters["computed_tokens"] == 0
-    assert counters["replayed_tokens"] == 3 * 128
-    assert len(decode.step_us(decoding, 2)) == 2
-    engine.check_integrity()
-    decoding.stop()
-    assert engine.stats().num_cached_pages >= 3 * 4
-
-
-def test_contexts_that_do_not_fit_are_refused() -> None:
+def test_decoding_feeds_one_row_of_every_request_and_leaves_nothing() -> None:
     engine = build_engine(TINY)
-    count = engine.stats().num_pages // 4 + 1
-    with pytest.raises(AssertionError, match="contexts take"):
-        contexts.remember(engine, contexts.prompts(count, 1024, 512))
+    decoding = decode.Decoding(engine, 3, 1024, warmup=1)
+    rows = engine.stats().counters["step_rows"]
+    assert len(decoding.step_us(4)) == 4
+    counters = engine.stats().counters
+    assert counters["step_rows"] == rows + 3 * 4
+    assert counters["computed_tokens"] == 0
+    decoding.stop()
+    check_idle(engine)
 
 
 def test_a_closed_loop_ends_all_turns_and_never_plays_more_than_its_lanes() -> None:
