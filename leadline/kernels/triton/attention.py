@@ -68,9 +68,10 @@ def sparse_attention(
     head_blocks = triton.cdiv(heads, block_heads)
     parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
     planned = batch_invariance.planned_rows(rows)
-    parts_per_split = triton.cdiv(parts, max(programs // (planned * head_blocks), 1))
-    if batch_invariance.switch.enabled:  # the longest of all rows decides how many parts there are
-        parts_per_split = parts
+    most_splits = max(programs // (planned * head_blocks), 1)
+    if batch_invariance.switch.enabled:  # parts are as many as the longest row has
+        most_splits = 1
+    parts_per_split = triton.cdiv(parts, most_splits)
     if hopper:  # which takes two at a time
         parts_per_split += parts_per_split % 2
     splits = triton.cdiv(parts, parts_per_split)
