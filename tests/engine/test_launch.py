@@ -114,6 +114,17 @@ def test_kernels_of_another_dtype_are_refused() -> None:
         build_engine(replace(TINY, kernel_backend="numba"))
 
 
+def test_batch_invariance_is_refused_where_no_kernels_have_it() -> None:
+    with pytest.raises(ConfigError, match="batch_invariant needs all ops by triton"):
+        build_engine(replace(TINY, batch_invariant=True))
+
+
+def test_fp8_experts_by_flashinfer_are_refused() -> None:
+    kernels = Mock(backend_of={"routed_experts": "flashinfer"})
+    with pytest.raises(ConfigError, match="'fp8', but routed_experts by flashinfer takes inputs"):
+        expert_row_scales(replace(TINY, moe_activations="fp8"), kernels, torch.device("cuda"))
+
+
 def test_the_form_of_moe_activations_reaches_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     from leadline.kernels import ops
 
