@@ -122,7 +122,7 @@ def _traced(steps: Steps, count: int, device: torch.device, file: Path | None = 
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with (
-        torch.profiler.profile(activities=activities) as profiler,
+        torch.profiler.profile(activities=activities, acc_events=True) as profiler,
         observed(_range),
         torch.profiler.record_function(WHOLE),
     ):
