@@ -6,6 +6,7 @@ compute capability 9.0 (W4A16).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,7 +74,7 @@ def routed_experts(
     *,
     limit: float,
     row_scales: bool = False,
-    shared: Tensor | None = None,
+    shared: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Of stacks by ``arrange_experts``, whose inputs are taken as they are, in bf16.
 
@@ -100,4 +101,4 @@ def routed_experts(
             use_fused_finalize=False,  # whose sums have any order
         )
     total = out.float()
-    return total if shared is None else (total + shared).to(x.dtype)
+    return total if shared is None else (total + shared()).to(x.dtype)

@@ -126,7 +126,7 @@ def test_equals_the_definition_on_inputs_that_are_not_rounded() -> None:
     ids = torch.rand(5, E).topk(3).indices.sort().values
     ids[1, 0], ids[3] = -1, -1
     weights = torch.rand(5, 3)
-    for added in (None, shared):
+    for added in (None, lambda: shared):
         actual = op(x, ids, weights, *arranged, limit=LIMIT, shared=added)
         wanted = reference.routed_experts(x, ids, weights, w13, w2, limit=LIMIT, shared=added)
         assert actual.dtype == wanted.dtype

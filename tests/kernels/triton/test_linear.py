@@ -170,8 +170,9 @@ def test_output_projection(device: torch.device, count: int, aligned: bool) -> N
     x = tokens(count, 4, 32, device=device)
     actual = grouped_linear.output_projection(x, wo_a, wo_b)
     z = reference.grouped_linear(x.reshape(count, 2, 64), wo_a).flatten(1)
-    # A sum in another order may take a value to the next step of the MXFP8 grid.
-    assert_close(actual, reference.linear(z, wo_b), error=1e-2)
+    # A sum in another order may take a value to the next step of the MXFP8 grid, and an input as
+    # two E4M3 numbers, as few rows have it, more of them.
+    assert_close(actual, reference.linear(z, wo_b), error=2e-2)
 
 
 @pytest.mark.usefixtures("route")
