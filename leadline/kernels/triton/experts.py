@@ -351,13 +351,4 @@ _STREAMING = _variants(
 )
 _DECODE = _variants("decode", [(64, 256, 4, 3, None), (64, 256, 4, 4, None)])
 # Two programs just fit on an SM, and one expands while the other multiplies.
-_PROMPT = _variants(
-    "prompt",
-    [
-        (128, 128, 4, 3, None),
-        (256, 128, 8, 3, None),
-        (128, 128, 8, 3, None),
-        (64, 128, 4, 3, None),
-        (64, 128, 4, 4, None),
-    ],
-)
+_PROMPT = _variants("prompt", [(128, 128, 4, 3, None)])

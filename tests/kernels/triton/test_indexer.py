@@ -19,7 +19,7 @@ from leadline.kernels.reference.quant import round_trip_fp4_32
 from leadline.kernels.triton import indexer
 from tests.kernels.reference.test_indexer import stored_keys
 
-HEADS, WIDTH, PER_PAGE = 4, 64, 16
+HEADS, WIDTH, PER_PAGE = 4, 128, 16
 EXACT = pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 
 
@@ -118,8 +118,9 @@ def test_rows_of_no_request_write_nothing(
 
 def test_block_scales_may_span_many_octaves(device: torch.device) -> None:
     """Sums of FP8 tensor cores keep some 14 bits, so here more of them fall to another side."""
-    wide = torch.randn(1, 100, 2, 32) * 2.0 ** torch.randint(-9, 9, (1, 100, 2, 1))
-    wide[0, :5] *= 2.0 ** torch.tensor([[-70.0], [60.0]])
+    blocks = WIDTH // 32
+    wide = torch.randn(1, 100, blocks, 32) * 2.0 ** torch.randint(-9, 9, (1, 100, blocks, 1))
+    wide[0, :5] *= 2.0 ** torch.linspace(-70, 60, blocks).round().unsqueeze(1)
     wide[0, 7], wide[0, 8, 1] = 0, 0
     keys = paged_keys(wide.flatten(2), device)
     q, weights = queries(2, HEADS, device)
