@@ -23,7 +23,8 @@ from leadline.config.engine import EngineConfig
 from leadline.config.server import shown
 from leadline.core.errors import ConfigError
 from leadline.core.version import __version__
-from leadline.engine.launch import build_engine, resolve_device
+from leadline.engine.launch import build_engine
+from leadline.engine.settings import resolve_device
 from leadline.offline.options import checkpoint_folder, load_tokenizer
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from leadline.bench.command import circumstances, writable
 from leadline.cache.layout import cache_layout
 from leadline.config.engine import EngineConfig
 from leadline.config.model import ModelConfig
-from leadline.engine.launch import build_engine, resolve_device, resolve_policy
+from leadline.engine.launch import build_engine
+from leadline.engine.settings import resolve_device, resolve_policy
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.profile.bypass import GraphBypass
 from leadline.profile.measure import measure

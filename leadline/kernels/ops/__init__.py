@@ -28,6 +28,8 @@ from leadline.kernels.ops.indexer import (
     select_top_k,
 )
 from leadline.kernels.ops.kv_store import pack_rows, store_rows, unpack_rows
+
+# From here on ``ops.linear`` is the op, and not its file.
 from leadline.kernels.ops.linear import grouped_linear, linear, output_projection, wide_linear
 from leadline.kernels.ops.mhc import mhc_coefficients, mhc_collapse, mhc_enter, mhc_expand, mhc_seam
 from leadline.kernels.ops.norm import rms_norm
