@@ -25,10 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
-from benchmarks.common import environment, print_table, write_json
+from benchmarks.common import environment, gpu_environment, print_table, write_json
 from leadline.kernels.reference import engram as reference
 from leadline.kernels.triton import engram
 from leadline.weights.host_memory import GB, HostMemory
@@ -280,12 +279,9 @@ def main() -> None:
     write_json(
         args.json,
         {
-            "environment": environment()
+            "environment": environment("v41-flash")
+            | gpu_environment()
             | {
-                "device": torch.cuda.get_device_name(),
-                "triton": triton.__version__,
-                "preset": "v41-flash",
-                "dtype": "bfloat16",
                 "kernel": platform.release(),
                 "huge_pages": {file.name: file.read_text().strip() for file in settings},
             },

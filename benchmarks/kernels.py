@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
-from benchmarks.common import environment, print_table, write_json
+from benchmarks.common import environment, gpu_environment, print_table, write_json
 from benchmarks.kernel_cases import CASES
 from benchmarks.kernel_cases.case import Case, Rate
 from leadline.kernels import batch_invariance
@@ -232,13 +231,7 @@ def main() -> int:
         torch.cuda.empty_cache()
     print_results(results)
     found = {
-        "environment": environment()
-        | {
-            "device": torch.cuda.get_device_name(device),
-            "triton": triton.__version__,
-            "preset": "v41-flash",
-            "dtype": "bfloat16",
-        },
+        "environment": environment("v41-flash") | gpu_environment(),
         "ceilings": ceilings and asdict(ceilings),
         "results": [asdict(result) for result in results],
         "failures": failures,

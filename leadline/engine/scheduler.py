@@ -13,18 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from leadline.cache.manager import CacheManager
-from leadline.cache.replay import ReplayPolicy, cut_chunk, num_upper_rows
+from leadline.cache.replay import ReplayPolicy, num_upper_rows
 from leadline.config.engine import SchedulerConfig
 from leadline.core.errors import BadRequest
-from leadline.core.request import (
-    FinishReason,
-    Request,
-    RequestState,
-    SnapshotKind,
-    TokenOutput,
-)
+from leadline.core.request import FinishReason, Request, RequestState, TokenOutput
 from leadline.engine.admission import Admission
 from leadline.engine.booking import book, output_of
+from leadline.engine.chunks import Chunks
 from leadline.engine.metrics import EngineMetrics
 from leadline.engine.plan import GroupResult, RowGroup, RowKind, StepPlan
 from leadline.engine.row_budget import RowBudget
@@ -58,13 +53,13 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._metrics = metrics
-        self._policy = policy
         self._eos_token_id = eos_token_id
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._num_unbooked = 0  # steps planned and not yet applied
         self._admission = Admission(cache, metrics, policy)
         self._budget = RowBudget(config.max_num_batched_tokens)
+        self._chunks = Chunks(config, cache, policy, self._budget)
         self.waiting = WaitingQueue(config.priority_aging_seconds)
         self.running: list[Request] = []
 
@@ -196,39 +191,9 @@ class Scheduler:
 
         Without pages it waits: then decodes hold what was reserved for it, and they end.
         """
-        end = request.fed + self._chunk(plan, request)
+        end = request.fed + self._chunks.num_rows(plan, request)
         if end > request.fed and self._cache.grow(request, max(end, request.cached)):
             self._add_rows(plan, request, RowKind.PREFILL, end)
-
-    def _chunk(self, plan: StepPlan, request: Request) -> int:
-        """Rows of the request's next chunk that this step can take."""
-        room = self._prefill_room(plan)
-        if self._config.long_prefill_threshold is not None:
-            room = min(room, self._config.long_prefill_threshold)
-        num_rows = cut_chunk(
-            fed=request.fed,
-            cached=request.cached,
-            floor_up=request.floor_up,
-            prefill_end=request.prefill_end,
-            room=room,
-            largest=self._largest_prefill,
-        )
-        due = min(self._snapshots_due(request), default=request.prefill_end)
-        return min(num_rows, due - request.fed)
-
-    @property
-    def _largest_prefill(self) -> int:
-        """Prefill rows that every step has room for, however many requests decode."""
-        config, most = self._config, self._budget.rows
-        threshold = config.long_prefill_threshold or most
-        return min(config.max_prefill_rows, most - config.max_num_seqs, threshold)
-
-    def _prefill_room(self, plan: StepPlan) -> int:
-        """Prefill rows that still fit: within T, and within P_max beside decode rows (5.2)."""
-        left = self._budget.rows - plan.num_rows
-        if plan.num_rows > plan.num_prefill_rows:
-            left = min(left, self._config.max_prefill_rows - plan.num_prefill_rows)
-        return max(0, left)
 
     def _add_rows(self, plan: StepPlan, request: Request, kind: RowKind, end: int) -> None:
         start, num_rows = request.fed, end - request.fed
@@ -248,23 +213,12 @@ class Scheduler:
             self._metrics.counters["replayed_tokens"] += replayed
             self._metrics.counters["computed_tokens"] += num_rows - replayed
         self._metrics.counters["upper_rows"] += num_upper
-        boundaries = self._snapshots_due(request)
+        boundaries = self._chunks.snapshots_due(request)
         request.fed = end
         if end in boundaries:
             snapshot = self._cache.save_snapshot(request, end, boundaries[end])
             if snapshot is not None:
                 plan.copies_after.append((request.slot, snapshot))
-
-    def _snapshots_due(self, request: Request) -> dict[int, SnapshotKind]:
-        """Boundaries above ``fed`` at which the slot is saved next; chunks end there."""
-        if not self._cache.takes_snapshots or request.wants_prompt_logits:
-            return {}
-        size = self._cache.page_size
-        if request.state is RequestState.DECODE:
-            return {(request.fed // size + 1) * size: SnapshotKind.TURN_END}
-        return self._policy.snapshots_of_prompt(
-            request.fed, request.prefill_end, junction=request.junction, page_size=size
-        )
 
     # ---- admission --------------------------------------------------------------------------
 
@@ -288,7 +242,7 @@ class Scheduler:
             if (
                 num_prefills == self._config.max_prefills
                 or not self._cache.num_free_slots
-                or self._prefill_room(plan) <= 0
+                or self._chunks.room(plan) <= 0
             ):
                 break
             if self._start(plan, request, reserved):

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import platform
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from leadline.core.version import __version__
+from leadline.core.provenance import provenance
 from leadline.eval.options import EvalOptions
 
 
 def circumstances(options: EvalOptions, command: str) -> dict[str, Any]:
     """What it takes to ask the same again."""
     return {
-        "command": command,
+        **provenance(command),
         "scale": options.scale,
         "items": options.items,
         "suite_seed": options.suite_seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "leadline": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from leadline.config.model import load_model_config
-from leadline.engine.launch import resolve_device
+from leadline.engine.settings import resolve_device
 from leadline.eval.arms import ARMS, arm_config, choose_arms
 from leadline.eval.circumstances import circumstances, progress_bars
 from leadline.eval.measure import Record, measure

@@ -36,7 +36,8 @@ def op(*, watched: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make an operation of its reference, which runs unless the active kernels have another.
 
     Args:
-        watched: ``--debug-nonfinite`` looks at its results.
+        watched: ``--debug-nonfinite`` looks at its results; in vain where an op makes no non-finite
+            value of its own.
     """
 
     def decorate(reference: Callable[P, R]) -> Callable[P, R]:

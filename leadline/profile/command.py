@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from leadline.bench.command import circumstances, writable
+from leadline.bench.record import writable, write_record
 from leadline.cache.layout import cache_layout
 from leadline.config.engine import EngineConfig
 from leadline.config.model import ModelConfig
-from leadline.engine.launch import build_engine, resolve_device, resolve_policy
+from leadline.engine.launch import build_engine
+from leadline.engine.settings import resolve_device, resolve_policy
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.profile.bypass import GraphBypass
 from leadline.profile.measure import measure
@@ -59,9 +59,8 @@ def profile_main(kind: Kind, options: ProfileOptions, config: EngineConfig, comm
     # Bounds are those of packed weights and a GPU's units.
     bound = None if device.type == "cpu" else step_bound(kind, options, config, engine.model.config)
     if file is not None:
-        about = circumstances(kind, options, config, command)
-        text = json.dumps(about | {"results": numbers(found, bound)}, indent=2)
-        file.write_text(text + "\n", encoding="utf-8")
+        results = numbers(found, bound)
+        write_record(file, results, kind=kind, options=options, config=config, command=command)
     console = Console()
     parts = component_table(found, bound)
     _show(console, parts, f"{kind}: {size}; a {steps.unit} by {found.source}")

@@ -3,37 +3,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from leadline.cache.layout import cache_layout
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
-from leadline.config.presets import preset
 from leadline.core.errors import BadRequest, CheckpointError, ConfigError
 from leadline.core.request import Constraint, FinishReason, TokenOutput
-from leadline.engine import launch
 from leadline.engine.engine import Engine
-from leadline.engine.forwards import GraphMode
-from leadline.engine.launch import (
-    build_engine,
-    engine_around,
-    expert_row_scales,
-    load_model,
-    obstacle_to_graphs,
-    resolve_device,
-    resolve_dtype,
-    resolve_graph_mode,
-    resolve_max_model_len,
-    resolve_policy,
-    resolve_table_memory,
-)
-from leadline.kernels.registry import REFERENCE, Kernels, unfuse
+from leadline.engine.launch import build_engine, engine_around, load_model
 from leadline.text.tokenizer import Tokenizer
-from leadline.weights.engram_tables import TableMemory
 from tests.fakes import request
 
 TINY = EngineConfig(
@@ -44,7 +24,6 @@ TINY = EngineConfig(
     cache=CacheConfig(kv_cache_dtype="float32", kv_cache_memory_bytes=16 * 2**20),
     scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=96, max_prefill_rows=40),
 )
-LAYOUT = cache_layout(preset("tiny-window128"))
 
 
 def generate(engine: Engine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -119,12 +98,6 @@ def test_batch_invariance_is_refused_where_no_kernels_have_it() -> None:
         build_engine(replace(TINY, batch_invariant=True))
 
 
-def test_fp8_experts_by_flashinfer_are_refused() -> None:
-    kernels = Mock(backend_of={"routed_experts": "flashinfer"})
-    with pytest.raises(ConfigError, match="'fp8', but routed_experts by flashinfer takes inputs"):
-        expert_row_scales(replace(TINY, moe_activations="fp8"), kernels, torch.device("cuda"))
-
-
 def test_the_form_of_moe_activations_reaches_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     from leadline.kernels import ops
 
@@ -139,28 +112,6 @@ def test_the_form_of_moe_activations_reaches_the_op(monkeypatch: pytest.MonkeyPa
         seen.clear()
         generate(build_engine(replace(TINY, moe_activations=setting)), [[3, 4, 5]], 1)
         assert set(seen) == {row_scales}
-
-
-@pytest.mark.parametrize(
-    ("capability", "hip", "runs"),
-    [((8, 0), None, False), ((8, 9), None, True), ((9, 0), None, True), ((9, 4), "6.4", False)],
-    ids=str,
-)
-def test_fp8_experts_by_triton_want_fp8_tensor_cores(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, runs: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "this GPU")
-    monkeypatch.setattr(torch.version, "hip", hip)
-    config, gpu = replace(TINY, moe_activations="fp8"), torch.device("cuda")
-    kernels = Mock(backend_of={"routed_experts": "triton"})
-    if runs:
-        assert expert_row_scales(config, kernels, gpu)
-    else:
-        with pytest.raises(ConfigError, match="'fp8', but this GPU has no FP8 tensor cores"):
-            expert_row_scales(config, kernels, gpu)
-    assert expert_row_scales(config, REFERENCE, gpu)
-    assert not expert_row_scales(TINY, kernels, gpu)
 
 
 def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,57 +137,11 @@ def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     assert outputs[-1].num_cached_tokens == 52  # all but the last token: the slot was hot
 
 
-@pytest.mark.parametrize(
-    ("settings", "halves", "length"),
-    [
-        ({}, (True, True), 128),
-        ({"swa_bounded_replay": False}, (False, False), 128),
-        ({"swa_replay_lower": False}, (False, True), 128),
-        ({"swa_bounded_replay": False, "swa_replay_lower": True}, (True, False), 128),
-        ({"swa_replay_length": 1000}, (True, True), 1000),
-    ],
-    ids=str,
-)
-def test_one_switch_sets_both_halves_and_each_has_its_own(
-    settings: dict[str, Any], halves: tuple[bool, bool], length: int
-) -> None:
-    policy = resolve_policy(CacheConfig(**settings), preset("tiny-window128"))
-    assert (policy.lower, policy.upper) == halves
-    assert (policy.length, policy.window) == (length, 128)
-
-
-def test_an_engram_layer_above_the_cut_keeps_the_upper_layers_whole(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """cache-and-scheduling 3.4 and 4.7."""
-    model = preset("tiny-window128")
-    model = replace(model, engram_layer_ids=(model.engram_layer_ids[0], model.cut))
-    assert not resolve_policy(CacheConfig(), model).upper
-    assert "an Engram layer lies above the cut" in caplog.text
-
-
 def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Path) -> None:
     config = (golden / "v41-tiny" / "config.json").read_text(encoding="utf-8")
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, but the model has Engram"):
         build_engine(replace(TINY, model=str(tmp_path), load_format="auto"))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "pages", "given"),
-    [(None, 10, 10 * 256), (None, 10_000, 32768), (None, 0, 256), (700, 10, 700)],
-    ids=["what fits", "what the model has", "at least a page", "the setting"],
-)
-def test_max_model_len_is_lowered_to_what_fits(wanted: int | None, pages: int, given: int) -> None:
-    budget = 2 * LAYOUT.slot_bytes + (pages + 1) * LAYOUT.page_bytes
-    config = replace(TINY, max_model_len=wanted)
-    assert resolve_max_model_len(config, preset("tiny-window128"), LAYOUT, budget) == given
-
-
-def test_a_max_model_len_beyond_the_models_positions_is_refused() -> None:
-    config = replace(TINY, max_model_len=40_000)
-    with pytest.raises(ConfigError, match="max_position_embeddings 32768; lower it to 32768"):
-        resolve_max_model_len(config, preset("tiny-window128"), LAYOUT, 2**30)
 
 
 def test_a_cache_too_small_for_the_wanted_length_is_told_what_fits() -> None:
@@ -245,60 +150,9 @@ def test_a_cache_too_small_for_the_wanted_length_is_told_what_fits() -> None:
         build_engine(small)
 
 
-def test_graphs_are_all_where_nothing_is_in_the_way() -> None:
-    assert resolve_graph_mode("auto", None) is GraphMode.ALL
-    assert resolve_graph_mode("auto", "there is no GPU") is GraphMode.OFF
-    assert resolve_graph_mode("off", None) is GraphMode.OFF
-    assert resolve_graph_mode("auto-decode", None) is GraphMode.DECODE
-    assert resolve_graph_mode("auto-decode", "there is no GPU") is GraphMode.OFF
-    assert resolve_graph_mode("decode", None) is GraphMode.DECODE
-
-
 def test_graphs_that_cannot_be_captured_are_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="cuda_graphs is 'all', but there is no GPU; set it to"):
         build_engine(replace(TINY, cuda_graphs="all"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"debug_nonfinite": True}, "looks at every result"),
-        ({}, "no kernel of a GPU runs rms_norm,"),
-    ],
-    ids=str,
-)
-def test_what_is_in_the_way_of_graphs_on_a_gpu(settings: dict[str, Any], reason: str) -> None:
-    pytest.importorskip("triton")
-    config = replace(TINY, **settings)
-    obstacle = obstacle_to_graphs(config, torch.device("cuda"), REFERENCE, LAYOUT)
-    assert obstacle is not None
-    assert reason in obstacle
-
-
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
-@pytest.mark.parametrize("fusions", ["all", "none", "all,-indexer"])
-def test_graphs_hold_caches_of_4_and_8_bits_and_any_fusions(
-    kv_cache_dtype: str, fusions: str
-) -> None:
-    pytest.importorskip("triton")
-    from leadline.kernels.triton import IMPLEMENTATIONS
-
-    kernels = Kernels(unfuse(dict.fromkeys(IMPLEMENTATIONS, "triton"), fusions))
-    layout = cache_layout(preset("tiny-window128"), kv_cache_dtype=kv_cache_dtype)
-    assert obstacle_to_graphs(TINY, torch.device("cuda"), kernels, layout) is None
-
-
-def test_auto_dtype_follows_the_device() -> None:
-    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
-    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    assert resolve_dtype("float64", torch.device("cuda")) == torch.float64
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_an_error() -> None:
-    assert resolve_device("auto") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="torch finds no GPU"):
-        resolve_device("cuda")
 
 
 def test_a_checkpoint_answers_within_a_grammar(random_tiny: Path) -> None:
@@ -320,42 +174,6 @@ def test_a_checkpoint_answers_within_a_grammar(random_tiny: Path) -> None:
 def test_a_preset_has_no_tokenizer_and_refuses_grammars() -> None:
     with pytest.raises(BadRequest, match="llguidance"):
         build_engine(TINY).add(replace(request("a", [5], 9), constraint=Constraint('start: "a"')))
-
-
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
-TRITON = SimpleNamespace(backend_of={"gather_rows": "triton"})
-
-
-@pytest.mark.parametrize(
-    ("settings", "device", "kernels", "wanted"),
-    [
-        ({}, CPU, REFERENCE, None),
-        ({}, CUDA, REFERENCE, None),
-        ({}, CUDA, TRITON, TableMemory(CUDA)),
-        ({"engram_tables": "mmap"}, CUDA, TRITON, None),
-        ({"engram_tables": "memory"}, CPU, REFERENCE, TableMemory(CPU)),
-        ({"engram_shared_memory": "/x"}, CUDA, TRITON, TableMemory(CUDA, Path("/x"))),
-    ],
-    ids=["cpu", "gpu", "gpu with its kernels", "mmap", "memory", "shared"],
-)
-def test_tables_are_copied_for_those_who_read_the_copy(
-    settings: dict[str, str], device: torch.device, kernels: Any, wanted: TableMemory | None
-) -> None:
-    config = replace(TINY, **settings)  # type: ignore[arg-type]
-    found = resolve_table_memory(config, preset("tiny-window128"), device, kernels)
-    assert found == wanted
-
-
-def test_tables_larger_than_memory_stay_on_the_files_or_are_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(launch, "available_bytes", lambda: 210 * 10**9)
-    official: Any = (preset("v4.1-flash"), CUDA, TRITON)
-    assert resolve_table_memory(TINY, *official) is None
-    assert "Engram tables take 188.8 GiB of host memory" in caplog.text
-    assert "195.6 GiB are free: they stay on the files" in caplog.text
-    with pytest.raises(ConfigError, match=r"at most 90% of these .*engram_tables to 'mmap'"):
-        resolve_table_memory(replace(TINY, engram_tables="memory"), *official)
 
 
 def test_answers_do_not_depend_on_where_tables_lie(tmp_path: Path) -> None:
