@@ -34,6 +34,7 @@ class CheckedScheduler(Scheduler):
         clock: Callable[[], float],
     ) -> None:
         super().__init__(config, cache, metrics, policy, eos_token_id=eos_token_id, clock=clock)
+        self._policy = policy
         self.plans: list[StepPlan] = []
         self._is_stalled = False
         self.first_fed: dict[tuple[Request, int], int] = {}
@@ -122,7 +123,7 @@ class CheckedScheduler(Scheduler):
         if threshold is not None:
             assert group.num_rows <= threshold
         if group.end < min(request.cached, request.floor_up):
-            assert request.cached - group.start > self._largest_prefill, "a replay was split"
+            assert request.cached - group.start > self._chunks.largest, "a replay was split"
         if not self._policy.needs_snapshot:  # snapshots cut chunks too
             assert not group.start < request.floor_up < group.end < end, "a chunk ran over U"
         if is_first and request.cached and request.floor_lo == self._policy.start(request.cached):

@@ -32,7 +32,7 @@ class Chunks:
             floor_up=request.floor_up,
             prefill_end=request.prefill_end,
             room=room,
-            largest=self._largest,
+            largest=self.largest,
         )
         due = min(self.snapshots_due(request), default=request.prefill_end)
         return min(num_rows, due - request.fed)
@@ -44,6 +44,13 @@ class Chunks:
             left = min(left, self._config.max_prefill_rows - plan.num_prefill_rows)
         return max(0, left)
 
+    @property
+    def largest(self) -> int:
+        """Prefill rows that every step has room for, however many requests decode."""
+        config, most = self._config, self._budget.rows
+        threshold = config.long_prefill_threshold or most
+        return min(config.max_prefill_rows, most - config.max_num_seqs, threshold)
+
     def snapshots_due(self, request: Request) -> dict[int, SnapshotKind]:
         """Boundaries above ``fed`` at which the slot is saved next; chunks end there."""
         if not self._cache.takes_snapshots or request.wants_prompt_logits:
@@ -54,10 +61,3 @@ class Chunks:
         return self._policy.snapshots_of_prompt(
             request.fed, request.prefill_end, junction=request.junction, page_size=size
         )
-
-    @property
-    def _largest(self) -> int:
-        """Prefill rows that every step has room for, however many requests decode."""
-        config, most = self._config, self._budget.rows
-        threshold = config.long_prefill_threshold or most
-        return min(config.max_prefill_rows, most - config.max_num_seqs, threshold)
