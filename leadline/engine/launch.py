@@ -171,6 +171,7 @@ def engine_around(
         ConfigError: the settings do not fit the model or the memory.
     """
     model, kernels, device = loaded.model, loaded.kernels, loaded.device
+    model.bind_cache(None)  # of an engine before: there may be no room for two
     model_config = model.config
     switch.enabled = config.debug_nonfinite
     layout = cache_layout(
