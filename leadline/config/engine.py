@@ -146,8 +146,8 @@ class EngineConfig:
             ``mhc``, ``gate``, ``insert`` (norms and stores of windows), ``window`` (their
             addresses, and angles), ``compressor``, ``indexer`` (candidates and selections; without
             it every entry is scored), ``attention``, ``wo_a``, ``engram`` and ``sampling``,
-            separated by commas; behind ``all``, ``-GROUP`` takes one out. Others run as separate steps in
-            torch, with the same meaning; products of weights have no such form.
+            separated by commas; behind ``all``, ``-GROUP`` takes one out. Others run as separate
+            steps in torch, with the same meaning; products of weights have no such form.
         side_streams: in steps of up to 64 rows on a GPU, mixing coefficients run beside attention
             and experts, and compressors and indexers beside projections. The tokens are the same.
         engram_prefetch: rows of n-gram tables are gathered beside the layers in front of those

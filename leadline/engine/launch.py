@@ -34,6 +34,7 @@ from leadline.engine.memory import (
 )
 from leadline.engine.rehearsal import Rehearsal
 from leadline.engine.sampler import Sampler
+from leadline.kernels import preparation
 from leadline.kernels.debug import switch
 from leadline.kernels.records import Record
 from leadline.kernels.registry import Kernels, choose
@@ -148,6 +149,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return LoadedModel(model, kernels, device, dtype, params.wide, weights.tokenizer_file)
 
 
+@preparation.logged()
 def engine_around(
     loaded: LoadedModel,
     config: EngineConfig,
