@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from leadline.core.errors import ConfigError
 
@@ -15,9 +16,10 @@ _FIRST_WORD = 64
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: str) -> list[list[int]]:
     """``count`` prompts of ``length`` ids; another seed shares no prefix with them."""
-    draw = random.Random(seed)
+    draw = np.random.default_rng(list(seed.encode()))
     first = min(_FIRST_WORD, vocab_size - 1)
-    return [[draw.randrange(first, vocab_size) for _ in range(length)] for _ in range(count)]
+    prompts: list[list[int]] = draw.integers(first, vocab_size, (count, length)).tolist()
+    return prompts
 
 
 def file_prompts(

@@ -114,6 +114,9 @@ class SchedulerConfig:
 class EngineConfig:
     """Everything that an engine process needs to start.
 
+    Presets of ``optimization`` are applied by ``config.optimization.make_engine_config``, before
+    this is made: only there is it known which settings were given.
+
     Attributes:
         model: a checkpoint folder, a hub id, or a preset's name with ``load_format="dummy"``.
         revision: hub revision.
@@ -134,17 +137,17 @@ class EngineConfig:
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
             bfloat16 on a GPU; behind it ``OP=BACKEND`` for single ones, as in
             ``auto,route=reference``. ``flashinfer`` has ``routed_experts`` only, for Hopper, and
-            does not round their inputs to MXFP8.
+            does not round their inputs to MXFP8; it has not run on a GPU yet.
         batch_invariant: what a token's forward gives does not depend on what else is in the step,
             to the last bit, so that answers can be repeated under any load; ``triton`` only. Steps
             of few rows take as long as those of 128, and prompts several times as long. Reuse of
             cached prefixes still counts: bounded replay approximates.
         fusions: groups of operations that run as fused kernels: ``all``, ``none``, or some of
             ``mhc``, ``gate``, ``insert`` (norms and stores of windows), ``window`` (their
-            addresses), ``compressor``, ``indexer`` (candidates and selections; without it every
-            entry is scored), ``attention``, ``wo_a``, ``engram`` and ``sampling``, separated by
-            commas; behind ``all``, ``-GROUP`` takes one out. Others run as separate steps in
-            torch, with the same meaning; products of weights have no such form.
+            addresses, and angles), ``compressor``, ``indexer`` (candidates and selections; without
+            it every entry is scored), ``attention``, ``wo_a``, ``engram`` and ``sampling``,
+            separated by commas; behind ``all``, ``-GROUP`` takes one out. Others run as separate
+            steps in torch, with the same meaning; products of weights have no such form.
         side_streams: in steps of up to 64 rows on a GPU, mixing coefficients run beside attention
             and experts, and compressors and indexers beside projections. The tokens are the same.
         engram_prefetch: rows of n-gram tables are gathered beside the layers in front of those

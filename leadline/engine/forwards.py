@@ -26,7 +26,6 @@ from leadline.cache.sizing import CacheSize, pages_of
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder, BatchLayout, BatchShape, StaticBatch
 from leadline.engine.plan import RowGroup, RowKind
-from leadline.kernels import preparation
 from leadline.models.batch import ForwardBatch, Model, forward
 
 logger = logging.getLogger(__name__)
@@ -147,7 +146,6 @@ class Graphs:
         self._upper_in: tuple[Tensor, ...] = ()
         self._hidden = torch.empty(0)
 
-    @preparation.logged()
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture all graphs."""

@@ -43,6 +43,7 @@ from leadline.engine.settings import (
     resolve_policy,
     resolve_table_memory,
 )
+from leadline.kernels import preparation
 from leadline.kernels.debug import switch
 from leadline.kernels.records import Record
 from leadline.kernels.registry import Kernels, choose
@@ -153,6 +154,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return LoadedModel(model, kernels, device, dtype, params.wide, weights.tokenizer_file)
 
 
+@preparation.logged()
 def engine_around(
     loaded: LoadedModel,
     config: EngineConfig,
@@ -176,6 +178,7 @@ def engine_around(
         ConfigError: the settings do not fit the model or the memory.
     """
     model, kernels, device = loaded.model, loaded.kernels, loaded.device
+    model.bind_cache(None)  # of an engine before: there may be no room for two
     model_config = model.config
     switch.enabled = config.debug_nonfinite
     layout = cache_layout(

@@ -8,9 +8,9 @@ from leadline.core.errors import ConfigError
 
 FUSIONS: Mapping[str, tuple[str, ...]] = {
     "mhc": ("mhc_coefficients", "mhc_enter", "mhc_expand", "mhc_seam"),
-    "gate": ("route",),
+    "gate": ("route", "hash_route"),
     "insert": ("norm_rotate_store", "norm_query_store_window"),
-    "window": ("plan_window", "commit_window"),
+    "window": ("rope_angles", "plan_window", "commit_window"),
     "compressor": ("store_entries", "store_index_keys"),
     # Off, every index layer scores all entries.
     "indexer": (
@@ -23,7 +23,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "attention": ("sparse_attention",),
     "wo_a": ("output_projection",),
-    "engram": ("engram_hash", "engram_inject"),
+    "engram": ("engram_history", "engram_hash", "engram_inject"),
     "sampling": ("apply_bitmask", "apply_penalties", "greedy", "logprobs", "sample"),
 }
 """The ops of each group. Products of weights are in none, nor the scores of all entries: their

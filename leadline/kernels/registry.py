@@ -240,6 +240,11 @@ def choose(
         ConfigError: something of that name does not exist, or cannot run here, or not so.
     """
     start = time.perf_counter()
+    if batch_invariant and separate(fusions):
+        raise ConfigError(
+            f"batch_invariant needs all fusions, and fusions is {fusions!r}, perhaps by a preset "
+            "of optimization; set it to 'all', or leave batch_invariant out"
+        )
     words = wanted.split(",")
     general = [word for word in words if "=" not in word]
     if len(general) > 1:

@@ -26,7 +26,8 @@ def component_table(profile: Profile, bound: Mapping[str, float] | None) -> list
         known = dict(bound) | {"all": sum(bound.values())}
         for line, us in zip(lines[1:], (*spent.values(), total), strict=True):
             least = known.get(line[0])
-            line += ["", ""] if least is None else [_short(least), f"{us / least:.2f}"]
+            # The bound is 0 of what the model lacks.
+            line += ["" if least is None else _short(least), f"{us / least:.2f}" if least else ""]
     return lines
 
 

@@ -6,10 +6,11 @@ import itertools
 from typing import Protocol
 
 from leadline.bench.measure import step
+from leadline.bench.workload import random_prompts
 from leadline.core.errors import ConfigError
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
-from leadline.profile.synthetic import random_texts, start_decoding
+from leadline.profile.synthetic import start_decoding
 
 
 class Steps(Protocol):
@@ -82,7 +83,7 @@ class Prompts:
         vocab_size = self._engine.limits.vocab_size
         sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
         for number in itertools.islice(self._numbers, count):
-            [text] = random_texts(1, self._length, vocab_size, self._seed + number)
-            self._engine.add(EngineRequest(f"prompt {number}", text, sampling))
+            [text] = random_prompts(1, self._length, vocab_size, f"{self._seed} {number}")
+            self._engine.add(EngineRequest(f"prompt {number}", tuple(text), sampling))
             while self._engine.has_work:
                 step(self._engine)

@@ -16,10 +16,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 
 from leadline.bench.measure import step
+from leadline.bench.workload import random_prompts
 from leadline.cache.prefix import num_full_pages
 from leadline.core.errors import ConfigError
 from leadline.core.request import EngineRequest, Request, SamplingParams, SnapshotKind
@@ -28,8 +28,6 @@ from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.models.deepseek_v41.model import DeepseekV41
 
-# Below lie the markers of every tokenizer of the family.
-_FIRST_WORD = 64
 # Rows that are made at once: of official heads, 128 MB in float32.
 _ROWS_AT_ONCE = 2**16
 
@@ -60,12 +58,12 @@ def start_decoding(
     if max_tokens is None:
         max_tokens = max(1, engine.limits.max_model_len - context)
     _check_room(engine, batch, context + min(max_tokens, engine.cache.page_size))
-    prompts = random_texts(batch, context, engine.limits.vocab_size, seed)
+    prompts = random_prompts(batch, context, engine.limits.vocab_size, str(seed))
     remember(engine, prompts, seed=seed)
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     names = [f"decoding {number}" for number in range(batch)]
     for name, prompt in zip(names, prompts, strict=True):
-        engine.add(EngineRequest(name, prompt, sampling))
+        engine.add(EngineRequest(name, tuple(prompt), sampling))
     answered: set[str] = set()
     while len(answered) < batch:
         before = len(answered)
@@ -76,13 +74,6 @@ def start_decoding(
                 "pages that the scheduler keeps free; give the cache more (kv_cache_memory_bytes)"
             )
     return names
-
-
-def random_texts(count: int, length: int, vocab_size: int, seed: int) -> list[tuple[int, ...]]:
-    """``count`` texts of ``length`` ids above the markers; another seed shares no prefix."""
-    first = min(_FIRST_WORD, vocab_size - 1)
-    draw = np.random.default_rng(seed)
-    return [tuple(draw.integers(first, vocab_size, length).tolist()) for _ in range(count)]
 
 
 def remember(engine: Engine, texts: Iterable[Sequence[int]], *, seed: int = 0) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from leadline.cache.pool import CachePool
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.core.errors import BadRequest, CheckpointError, ConfigError
 from leadline.core.request import Constraint, FinishReason, TokenOutput
@@ -61,6 +64,26 @@ def test_engines_around_one_loaded_model_answer_like_engines_of_their_own() -> N
     loaded = load_model(TINY)
     shared = [generate(engine_around(loaded, config), prompts, 5) for config in configs]
     assert shared == [generate(build_engine(config), prompts, 5) for config in configs]
+
+
+def test_the_cache_of_the_engine_before_is_gone_before_there_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools: list[weakref.ref[CachePool]] = []
+    left: list[int] = []
+
+    def allocate(*args: Any, **kwargs: Any) -> CachePool:
+        gc.collect()
+        left.append(sum(pool() is not None for pool in pools))
+        pool = CachePool(*args, **kwargs)
+        pools.append(weakref.ref(pool))
+        return pool
+
+    monkeypatch.setattr(launch, "CachePool", allocate)
+    loaded = load_model(TINY)
+    for _ in range(2):
+        engine_around(loaded, TINY)
+    assert left == [0, 0]
 
 
 def test_the_chosen_kernels_run_its_steps_and_nothing_else(

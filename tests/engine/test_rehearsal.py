@@ -16,6 +16,7 @@ from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.forwards import GraphLimits, GraphMode, Replay
 from leadline.engine.launch import build_engine
 from leadline.engine.rehearsal import Rehearsal
+from leadline.kernels import preparation
 from leadline.kernels.registry import REFERENCE
 from leadline.models.batch import ForwardBatch
 from leadline.models.deepseek_v41.model import DeepseekV41
@@ -162,6 +163,24 @@ def test_a_device_that_is_measured_gets_its_cache_from_what_is_left(
     meter = Meter(held=2**30)
     with pytest.raises(ConfigError, match="leaves no memory for the cache"):
         build_engine(config, memory_of=lambda _: meter)
+
+
+def test_kernels_that_the_measured_step_compiles_and_tunes_are_told_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    caplog.set_level("INFO")
+    step = Rehearsal.step
+
+    def tuning(self: Rehearsal) -> None:
+        preparation.add_tuned(1.5)
+        step(self)
+
+    monkeypatch.setattr(Rehearsal, "step", tuning)
+    cache = replace(TINY.cache, kv_cache_memory_bytes=None)
+    config = replace(TINY, cache=cache, max_model_len=600)
+    build_engine(config, memory_of=lambda _: Meter())
+    assert "2 tuned (in 3.0 s)" in caplog.text
 
 
 def test_a_setting_by_hand_measures_nothing() -> None:

@@ -119,13 +119,19 @@ def test_batch_invariance_wants_all_ops_by_kernels_that_have_it(
         with chosen.active():
             assert ops.rms_norm(torch.ones(1, 4), torch.ones(4), eps=0.0) == enabled
     for wanted, found in (
-        ("reference", "kernel_backend does not choose it"),
-        ("double", "kernel_backend does not choose it"),
-        ("able,linear=reference", "kernel_backend would run linear by reference"),
-        ("able,rms_norm=double", "kernel_backend would run rms_norm by double"),
+        ("reference", "kernel_backend does not choose it; change one of the two"),
+        ("double", "kernel_backend does not choose it; change one of the two"),
+        ("able,linear=reference", "kernel_backend would run linear by reference; change one"),
+        ("able,rms_norm=double", "kernel_backend would run rms_norm by double; change one"),
     ):
         with pytest.raises(ConfigError, match=f"needs all ops by able, and {found}"):
             choose(wanted, CPU, F32, batch_invariant=True)
+
+
+def test_batch_invariance_wants_all_fusions() -> None:
+    """As with ``--optimization day0``, where nobody has said anything of backends."""
+    with pytest.raises(ConfigError, match=r"needs all fusions, and fusions is 'all,-gate'"):
+        choose("double", CPU, F32, fusions="all,-gate", batch_invariant=True)
 
 
 def test_a_backend_of_another_dtype_is_refused() -> None:

@@ -137,6 +137,11 @@ def test_a_component_stands_beside_its_bound() -> None:
     assert component_table(FOUND, None)[1] == [ROUTER, "250.0", "25.0"]
 
 
+def test_a_component_that_a_model_lacks_has_no_ratio() -> None:
+    lines = component_table(FOUND, {ROUTER: 0.0, ATTENTION: 100.0})
+    assert lines[1] == [ROUTER, "250.0", "25.0", "0.0", ""]
+
+
 def test_a_device_is_idle_while_it_is_not_busy() -> None:
     assert numbers(FOUND, None)["idle"] == 500
     assert step_table(FOUND) == [

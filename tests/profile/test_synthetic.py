@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from leadline.bench.workload import random_prompts
 from leadline.cli import bundled_model
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.core.errors import ConfigError
@@ -15,7 +16,7 @@ from leadline.engine.engine import Engine
 from leadline.engine.launch import build_engine
 from leadline.kernels import ops
 from leadline.models.deepseek_v41.model import DeepseekV41
-from leadline.profile.synthetic import random_texts, remember, start_decoding
+from leadline.profile.synthetic import remember, start_decoding
 
 
 def build(**cache: object) -> Engine:
@@ -53,7 +54,7 @@ def test_long_contexts_decode_after_a_handful_of_rows(bounded: bool) -> None:
 
 def test_records_are_finite_and_no_two_are_alike() -> None:
     engine = build()
-    [text] = random_texts(1, 1024, engine.limits.vocab_size, seed=1)
+    [text] = random_prompts(1, 1024, engine.limits.vocab_size, "1")
     remember(engine, [text])
     model = engine.model
     assert isinstance(model, DeepseekV41)
@@ -70,9 +71,9 @@ def test_records_are_finite_and_no_two_are_alike() -> None:
 
 def test_a_remembered_prompt_is_found_by_whoever_asks() -> None:
     engine = build()
-    [text] = random_texts(1, 200, engine.limits.vocab_size, seed=2)
+    [text] = random_prompts(1, 200, engine.limits.vocab_size, "2")
     remember(engine, [text])
-    engine.add(EngineRequest("asked", text, SamplingParams(max_tokens=1)))
+    engine.add(EngineRequest("asked", tuple(text), SamplingParams(max_tokens=1)))
     outputs = []
     while engine.has_work:
         outputs += engine.step()
@@ -92,7 +93,7 @@ def test_what_cannot_run_side_by_side_is_refused() -> None:
     with pytest.raises(ConfigError, match="4 requests of 500004 tokens need 31252 pages"):
         start_decoding(engine, batch=4, context=500_000, max_tokens=4)
     with pytest.raises(ConfigError, match="a context of 500000 tokens needs 7813 pages"):
-        remember(engine, random_texts(1, 500_000, 512, seed=0))
+        remember(engine, random_prompts(1, 500_000, 512, "0"))
 
 
 def test_pages_that_the_scheduler_keeps_are_not_there_to_decode_in() -> None:
@@ -100,9 +101,3 @@ def test_pages_that_the_scheduler_keeps_are_not_there_to_decode_in() -> None:
     context = (engine.cache.num_pages // 3 - 1) * 16
     with pytest.raises(ConfigError, match=f"2 of 3 requests of {context} tokens fit side by side"):
         start_decoding(engine, batch=3, context=context)
-
-
-def test_texts_follow_their_seed() -> None:
-    first, second = (random_texts(3, 8, 512, seed) for seed in (0, 1))
-    assert len({text[:4] for text in first + second}) == 6
-    assert first == random_texts(3, 8, 512, 0)

@@ -67,8 +67,7 @@ def sparse_attention(
     programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
     parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
-    planned = batch_invariance.planned_rows(rows)
-    most_splits = max(programs // (planned * head_blocks), 1)
+    most_splits = max(programs // (rows * head_blocks), 1)
     if batch_invariance.switch.enabled:  # parts are as many as the longest row has
         most_splits = 1
     parts_per_split = triton.cdiv(parts, most_splits)
@@ -123,7 +122,7 @@ def sparse_attention(
     if hopper:
         attention_hopper.attend[grid](*arguments, num_warps=4)
     else:
-        extra = bucket(planned), width, cos.shape[1], block_heads, _PART
+        extra = bucket(batch_invariance.planned_rows(rows)), width, cos.shape[1], block_heads, _PART
         _ATTEND[block_heads][grid](*arguments, *extra)
     if splits > 1:
         _merge[(rows, heads)](

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.expert_tiles import sort_pairs, span
 from leadline.kernels.triton.formats import to_bf16
@@ -64,11 +65,12 @@ def pair_outputs(
     num_pairs, per_row = ids.numel(), ids.shape[1]
     num_experts, width, words = w2.codes.shape
     hidden_width = 2 * words
-    tile_size = _tile_size(num_pairs // num_experts)
+    planned_pairs = planned_rows(ids.shape[0]) * per_row
+    tile_size = _tile_size(planned_pairs // num_experts)
     tiles = sort_pairs(ids, num_experts=num_experts, tile_size=tile_size)
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "SPAN": SPAN, "TILE": tile_size}
-    sizes["batch"] = bucket(num_pairs)
+    sizes["batch"] = bucket(planned_pairs)
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
     _gate_up[lambda meta: (capacity, triton.cdiv(hidden_width, meta["ROWS"]))](
         *quantize_rows(x),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from leadline.kernels.triton import (
     attention,
     engram,
     experts,
+    experts_fp8,
     grouped_linear,
     indexer,
     linear,
@@ -132,6 +134,25 @@ def test_rows_alone_and_together(device: torch.device, make: Callable[..., OfRow
     for rows in (everyone[40:41], everyone[50:60]):
         for one, other in zip(parts(run(rows)), together, strict=True):
             assert torch.equal(one, other[rows])
+
+
+def test_fp8_experts_are_chosen_alike_for_any_number_of_rows(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = [MagicMock(), MagicMock()]  # of which only the settings count
+    for name, product in zip(("_gate_up", "_down"), products, strict=True):
+        monkeypatch.setattr(experts_fp8, name, product)
+    monkeypatch.setattr(experts_fp8, "quantize_rows", lambda *rows: ())
+    both = stacks(4, 64, 32, device)
+    for rows in (1, 200):
+        x, ids = tokens(rows, 64, device=device), choose(rows, [0, 1, 2, 3], 2, device)
+        experts_fp8.pair_outputs(x, ids, torch.rand(rows, 2, device=device), *both, limit=4.0)
+    for product in products:
+        alone, together = (
+            {name: call.kwargs[name] for name in ("D", "F", "SPAN", "TILE", "batch")}
+            for call in product.__getitem__.return_value.call_args_list
+        )
+        assert alone == together
 
 
 def parts(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
