@@ -1,4 +1,4 @@
-"""Packed weight formats as one table: shapes on disk, decoding, encoding (v41-model 7.2)."""
+"""Packed weight formats as one table: shapes on disk, decoding, encoding (7.2 of both models)."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ class Packing:
 _E4M3 = (2.0**-9, quant.E4M3_MAX)
 PACKINGS: dict[WeightFormat, Packing] = {
     WeightFormat.FP8_BLOCK32: Packing("F8_E4M3", 1, (32, 32), _E4M3),
+    WeightFormat.FP8_BLOCK128: Packing("F8_E4M3", 1, (128, 128), _E4M3),
     WeightFormat.MXFP4: Packing("I8", 2, (1, 32), (0.5, quant.E2M1_MAX)),
     WeightFormat.FP8_ROW32: Packing("F8_E4M3", 1, (1, 32), _E4M3),
 }
@@ -81,8 +82,8 @@ def scale_name(weight_name: str) -> str:
 def decode(format: WeightFormat, codes: Tensor, scales: Tensor) -> Tensor:
     """Codes and scale bytes, uint8 -> the exact values, float32 ``[..., out, in]``."""
     match format:
-        case WeightFormat.FP8_BLOCK32:
-            return quant.dequantize_fp8_block(codes, scales)
+        case WeightFormat.FP8_BLOCK32 | WeightFormat.FP8_BLOCK128:
+            return quant.dequantize_fp8_block(codes, scales, block=PACKINGS[format].block[0])
         case WeightFormat.MXFP4:
             return quant.dequantize_fp4_32(codes, scales)
         case WeightFormat.FP8_ROW32:
@@ -113,8 +114,8 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
     A block's scale is the smallest power of two that lets its largest value fit.
     """
     match format:
-        case WeightFormat.FP8_BLOCK32:
-            return _encode_fp8_block(values)
+        case WeightFormat.FP8_BLOCK32 | WeightFormat.FP8_BLOCK128:
+            return _encode_fp8_block(values, PACKINGS[format].block[0])
         case WeightFormat.MXFP4:
             return quant.quantize_fp4_32(values)
         case WeightFormat.FP8_ROW32:
@@ -123,7 +124,7 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
             raise ValueError("a plain weight has no codes")
 
 
-def _encode_fp8_block(values: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
+def _encode_fp8_block(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
     rows, cols = values.shape[-2:]
     padded = F.pad(values, (0, -cols % block, 0, -rows % block))
     # [..., R, block, C, block]

@@ -16,16 +16,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from leadline.config.model import ModelConfig
+from leadline.config.families import AnyConfig
 from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import MappedEngramTable, TableMemory, to_tensor
 from leadline.weights.formats import PACKINGS, decode, magnitude_bounds, scale_name
-from leadline.weights.names import Part, Role, WeightSpec, model_weights
+from leadline.weights.names import model_weights
 from leadline.weights.progress import progress_bar
 from leadline.weights.random_init import random_bytes, random_tensors
 from leadline.weights.source import FULL, EngramTable
+from leadline.weights.table import Part, Role, WeightSpec
 from leadline.weights.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class CheckpointSource(_Source):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: ModelConfig,
+        config: AnyConfig,
         *,
         device: torch.device = _CPU,
         table_memory: TableMemory | None = None,
@@ -272,7 +273,7 @@ class DummySource(_Source):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: AnyConfig,
         *,
         seed: int = 0,
         device: torch.device = _CPU,

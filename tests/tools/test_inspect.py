@@ -13,7 +13,7 @@ from leadline.kernels.packed import WeightFormat
 from leadline.tools.inspect import ModelReport, inspect_main, inspect_model
 from leadline.tools.random_checkpoint import write_random_checkpoint
 from leadline.weights.checkpoint import Checkpoint
-from leadline.weights.names import Role
+from leadline.weights.table import Role
 from leadline.weights.verify import verify
 
 
