@@ -182,7 +182,10 @@ def _official(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
         keys["quantization_config"] = {k: v for k, v in packing.items() if k != "expert_dtype"}
         keys.setdefault("expert_dtype", packing["expert_dtype"])
     if "layer_types" in keys:
-        rates = _RATIOS_OF_TYPES | _mapping(keys.pop("compress_rates", {}), "compress_rates", where)
+        rates = {
+            **_RATIOS_OF_TYPES,
+            **_mapping(keys.pop("compress_rates", {}), "compress_rates", where),
+        }
         types = keys.pop("layer_types")
         if not isinstance(types, list) or any(kind not in rates for kind in types):
             raise ConfigError(f"{where}: layer_types is {types!r}; its items must be {[*rates]}")

@@ -217,7 +217,7 @@ def active_parameters(config: AnyConfig) -> tuple[int, int]:
 
 
 def _layer_row(config: AnyConfig, layer: int) -> LayerRow:
-    notes = []
+    notes: list[str] = []
     if isinstance(config, ModelConfig):
         notes += _v41_notes(config, layer)
     elif layer < config.num_hash_layers:
@@ -300,7 +300,7 @@ def print_report(report: ModelReport, *, title: str, console: Console) -> None:
         ("active in decode", _billions(report.active_decode)),
         ("cache records", f"{cache.window_record}, {cache.kv_record}, {cache.index_record}"),
         ("KV bytes per token", f"{cache.bytes_per_token:,g}"),
-        (f"KV of {report.longest:,} tokens", f"{sequence:,} ({sequence / 2**30:.2f} GiB)"),
+        (f"KV of {report.longest:,} tokens", f"{sequence:,} ({_binary(sequence)})"),
         ("bytes per page", f"{cache.page_bytes:,} ({cache.page_size} tokens)"),
         ("bytes per slot", f"{cache.slot_bytes:,}"),
     ]
@@ -326,6 +326,10 @@ def _fit_lines(fit: Fit) -> list[tuple[str, str]]:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def _binary(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
 
 
 def _billions(count: int) -> str:
