@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,12 @@ def decode(format: WeightFormat, codes: Tensor, scales: Tensor) -> Tensor:
             return quant.dequantize_fp8_32(codes, scales)
         case WeightFormat.PLAIN:
             raise ValueError("a plain weight has nothing to decode")
+
+
+def scales_of_block32(scales: Tensor, shape: Sequence[int]) -> Tensor:
+    """Scales of 128 x 128 tiles as those of the 32 x 32 tiles in them, of a matrix ``shape``."""
+    rows, cols = PACKINGS[WeightFormat.FP8_BLOCK32].scale_shape(tuple(shape))
+    return scales.repeat_interleave(4, 0).repeat_interleave(4, 1)[:rows, :cols].contiguous()
 
 
 def magnitude_bounds(
