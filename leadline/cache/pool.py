@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from leadline.cache.layout import COMPRESSOR_RING_ROWS, CacheLayout
+from leadline.cache.layout import CacheLayout, OpenGroup
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 
@@ -19,13 +19,14 @@ class CachePool:
 
     Attributes:
         kv: KV source layer -> compressed entries, ``[page, entry]``.
-        index: KV source layer -> index keys, ``[page, entry]``.
+        index: layer with index keys -> these, ``[page, entry]``.
         window: per layer, ``[slot, position % ring]``; behind the slots there is room for the rows
             of one step, which a chunk that its ring cannot hold is read from.
         ring: rows of a slot of ``window``.
         staging: slots of ``window``: where the room behind them begins.
-        open_groups: gated KV source layer -> ``[slot, position % 8, 2 d]`` wide rows, values
+        open_groups: gated KV source layer -> ``[slot, position % rows, 2 d]`` wide rows, values
             and gate logits of tokens whose group is not closed yet.
+        open_index_groups: the same of index keys that have a compressor of their own (V4).
     """
 
     def __init__(
@@ -51,18 +52,25 @@ class CachePool:
         self.layout = layout
         self.num_pages, self.num_slots = num_pages, num_slots
         self.ring, self.staging = layout.ring, num_slots
-        d, di = layout.head_dim, layout.index_head_dim
+        d, di, rotary = layout.head_dim, layout.index_head_dim, layout.rotary_dim
         self.kv: dict[int, RecordField] = {}
         self.index: dict[int, RecordField] = {}
         self.open_groups: dict[int, Tensor] = {}
+        self.open_index_groups: dict[int, Tensor] = {}
+
+        def open_rows(group: OpenGroup) -> Tensor:
+            return torch.zeros(num_slots, group.rows, group.width, dtype=wide, device=device)
+
         for owner in layout.owners:
             rows = layout.entries_per_page(owner)
-            self.kv[owner.layer] = make_field(layout.kv_record, num_pages, rows, d, device)
-            self.index[owner.layer] = make_field(layout.index_record, num_pages, rows, di, device)
-            if owner.ratio > 1:
-                self.open_groups[owner.layer] = torch.zeros(
-                    num_slots, COMPRESSOR_RING_ROWS, 2 * d, dtype=wide, device=device
-                )
+            self.kv[owner.layer] = make_field(layout.kv_record, num_pages, rows, d, device, rotary)
+            if owner.has_index:
+                keys = make_field(layout.index_record, num_pages, rows, di, device)
+                self.index[owner.layer] = keys
+            if owner.open_kv is not None:
+                self.open_groups[owner.layer] = open_rows(owner.open_kv)
+            if owner.open_index is not None:
+                self.open_index_groups[owner.layer] = open_rows(owner.open_index)
         self.window = [
             make_field(
                 layout.window_record,
@@ -70,6 +78,7 @@ class CachePool:
                 layout.ring,
                 d,
                 device,
+                rotary,
             )
             for _ in range(layout.window_layers)
         ]
@@ -82,7 +91,7 @@ class CachePool:
         if not pairs:
             return
         fields = [t for f in self.window for t in (f.values, f.scales) if t is not None]
-        for tensor in (*fields, *self.open_groups.values()):
+        for tensor in (*fields, *self._open_rows):
             for source, target in pairs:
                 tensor[target].copy_(tensor[source])
 
@@ -91,18 +100,27 @@ class CachePool:
         """Bytes of every tensor: of pages, slots and the staged rows of a step (invariant 7)."""
         fields = [*self.kv.values(), *self.index.values(), *self.window]
         tensors = [t for f in fields for t in (f.values, f.scales) if t is not None]
-        return sum(t.numel() * t.element_size() for t in (*tensors, *self.open_groups.values()))
+        return sum(t.numel() * t.element_size() for t in (*tensors, *self._open_rows))
+
+    @property
+    def _open_rows(self) -> list[Tensor]:
+        return [*self.open_groups.values(), *self.open_index_groups.values()]
 
 
 def make_field(
-    record: Record, outer: int, inner: int, channels: int, device: torch.device | str
+    record: Record,
+    outer: int,
+    inner: int,
+    channels: int,
+    device: torch.device | str,
+    rotary: int = 0,
 ) -> RecordField:
-    """A zeroed field; scales follow each row, or the outer unit's values for ``FP4_32``."""
+    """A zeroed field of rows of ``channels``, of which the last ``rotary`` are rotated."""
     if record in _PLAIN:
         shape = (outer, inner, channels)
         return RecordField(record, torch.zeros(shape, dtype=_PLAIN[record], device=device), None)
-    value, scale = record.value_bytes(channels), record.scale_bytes(channels)
-    if record is Record.FP4_32:
+    value, scale = record.value_bytes(channels, rotary), record.scale_bytes(channels, rotary)
+    if record.scales_last:
         data = torch.zeros(outer, inner * (value + scale), dtype=torch.uint8, device=device)
         values, scales = data.split((inner * value, inner * scale), dim=1)
         return RecordField(

@@ -1,11 +1,14 @@
-"""Model shapes with a name, for use without any file."""
+"""Model shapes with a name, for use without any file. V4's are in ``v4_presets``."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from leadline.config.model import ModelConfig, QuantizationConfig, RopeScaling, VisionConfig
-from leadline.core.errors import ConfigError
+from leadline.config.families import AnyConfig
+from leadline.config.model import ModelConfig, QuantizationConfig, VisionConfig
+from leadline.config.rules import RopeScaling
+from leadline.config.v4_presets import V4_PRESETS
+from leadline.core.errors import ConfigError, NotSupported
 
 # The official model: v41-model 1.1 and 1.2.
 V41_FLASH = ModelConfig(
@@ -177,16 +180,17 @@ TINY_22M = ModelConfig(
     dspark_num_experts_per_tok=1,
 )
 
-PRESETS: dict[str, ModelConfig] = {
+V41_PRESETS: dict[str, ModelConfig] = {
     "v4.1-flash": V41_FLASH,
     "slice-96": SLICE_96,
     "tiny-window128": TINY_WINDOW128,
     "tiny-22m": TINY_22M,
 }
+PRESETS: dict[str, AnyConfig] = {**V41_PRESETS, **V4_PRESETS}
 
 
-def preset(name: str) -> ModelConfig:
-    """The configuration called ``name``.
+def any_preset(name: str) -> AnyConfig:
+    """The configuration called ``name``, of any known model.
 
     Raises:
         ConfigError: there is none of that name; the message lists those there are.
@@ -194,3 +198,19 @@ def preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ConfigError(f"preset is {name!r}; choose one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def preset(name: str) -> ModelConfig:
+    """The configuration called ``name``, of the model that can be served.
+
+    Raises:
+        ConfigError: there is none of that name.
+        NotSupported: it is of a model that nothing serves yet.
+    """
+    config = any_preset(name)
+    if not isinstance(config, ModelConfig):
+        raise NotSupported(
+            f"preset {name!r} is a DeepSeek-V4, which this version cannot serve: there is no "
+            f"leadline/models/deepseek_v4; choose one of {', '.join(V41_PRESETS)}"
+        )
+    return config

@@ -19,6 +19,7 @@ class WeightFormat(StrEnum):
 
     PLAIN = "plain"  # bf16 or fp32, no scale
     FP8_BLOCK32 = "fp8_block32"  # e4m3, one UE8M0 byte per 32 x 32 tile
+    FP8_BLOCK128 = "fp8_block128"  # e4m3, one UE8M0 byte per 128 x 128 tile (V4)
     MXFP4 = "mxfp4"  # e2m1 pairs along the input, one UE8M0 byte per row and 32 columns
     FP8_ROW32 = "fp8_row32"  # e4m3, one UE8M0 byte per row and 32 columns (Engram tables)
 

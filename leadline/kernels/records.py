@@ -11,14 +11,27 @@ class Record(StrEnum):
     FP8_32 = "fp8_32"  # e4m3 codes, then one UE8M0 byte per 32 channels
     FP4_16 = "fp4_16"  # e2m1 pairs, then one e4m3 scale byte per 16 channels
     FP4_32 = "fp4_32"  # e2m1 pairs and one UE8M0 byte per 32; a page holds values, then scales
+    FP8_64 = "fp8_64"  # V4: e4m3 but for rotary channels in bf16, one UE8M0 byte per 64; as FP4_32
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
 
-    def value_bytes(self, channels: int) -> int:
-        """Bytes of the values of one row, without scales."""
+    @property
+    def scales_last(self) -> bool:
+        """Whether a page or ring holds all values, then all scales; else each row has its own."""
+        return self in (Record.FP4_32, Record.FP8_64)
+
+    def value_bytes(self, channels: int, rotary: int = 0) -> int:
+        """Bytes of the values of one row, without scales.
+
+        Args:
+            channels: of the row.
+            rotary: how many of them, the last, are rotated; only FP8_64 stores these otherwise.
+        """
         match self:
             case Record.FP8_32:
                 return channels
+            case Record.FP8_64:
+                return channels + rotary
             case Record.FP4_16 | Record.FP4_32:
                 return channels // 2
             case Record.BFLOAT16:
@@ -26,9 +39,11 @@ class Record(StrEnum):
             case Record.FLOAT32:
                 return 4 * channels
 
-    def scale_bytes(self, channels: int) -> int:
+    def scale_bytes(self, channels: int, rotary: int = 0) -> int:
         """Bytes of the scales of one row; 0 for plain values."""
         match self:
+            case Record.FP8_64:  # padded, so that the scales of a row are aligned
+                return -(-(channels - rotary) // 64 // 8) * 8
             case Record.FP8_32 | Record.FP4_32:
                 return channels // 32
             case Record.FP4_16:
@@ -36,6 +51,6 @@ class Record(StrEnum):
             case _:
                 return 0
 
-    def num_bytes(self, channels: int) -> int:
+    def num_bytes(self, channels: int, rotary: int = 0) -> int:
         """Bytes of one whole row."""
-        return self.value_bytes(channels) + self.scale_bytes(channels)
+        return self.value_bytes(channels, rotary) + self.scale_bytes(channels, rotary)

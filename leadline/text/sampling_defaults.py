@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leadline.config.model import read_object
+from leadline.config.keys import read_object
 from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
 from leadline.core.request import SamplingParams

@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from leadline.config.model import ModelConfig, model_config_to_json
+from leadline.config.families import AnyConfig, any_config_to_json
 from leadline.core.errors import ConfigError
 from leadline.weights.checkpoint import INDEX_FILE, SINGLE_FILE
-from leadline.weights.names import WeightSpec, model_weights, stored_tensors
+from leadline.weights.names import model_weights
+from leadline.weights.table import WeightSpec, stored_tensors
 
 # Raw bytes in memory -> the type that the file's header names.
 _FILE_TYPES = {
@@ -27,7 +28,7 @@ _FILE_TYPES = {
 
 def write_checkpoint(
     out: Path,
-    config: ModelConfig,
+    config: AnyConfig,
     make: Callable[[WeightSpec], dict[str, Tensor]],
     *,
     num_shards: int = 1,
@@ -53,7 +54,7 @@ def write_checkpoint(
     out.mkdir(parents=True, exist_ok=True)
     if any(out.glob("*.safetensors")):
         raise ConfigError(f"{out}: holds a checkpoint already; choose an empty folder")
-    (out / "config.json").write_text(json.dumps(model_config_to_json(config), indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(any_config_to_json(config), indent=2) + "\n")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, out / "tokenizer.json")
 

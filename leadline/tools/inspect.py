@@ -6,7 +6,7 @@ Numbers come from the configuration alone; a checkpoint folder has its headers c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,21 +17,17 @@ from rich.table import Table
 from leadline.cache.layout import CacheLayout, cache_layout
 from leadline.cache.sizing import pages_of
 from leadline.config.args import parse_count
-from leadline.config.model import LayerMode, ModelConfig, load_model_config
-from leadline.config.presets import PRESETS, preset
+from leadline.config.families import AnyConfig, load_any_config
+from leadline.config.model import LayerMode, ModelConfig
+from leadline.config.presets import PRESETS, any_preset
+from leadline.config.v4 import V4LayerMode
 from leadline.core.errors import ConfigError
 from leadline.kernels.packed import WeightFormat
-from leadline.weights.checkpoint import Checkpoint
+from leadline.weights.checkpoint import INDEX_FILE, Checkpoint
 from leadline.weights.formats import scale_name
-from leadline.weights.names import (
-    Part,
-    Role,
-    WeightSpec,
-    expected_tensors,
-    model_weights,
-    vision_totals,
-)
-from leadline.weights.verify import Contents, verify
+from leadline.weights.names import expected_tensors, model_weights, vision_totals
+from leadline.weights.table import Part, Role, WeightSpec
+from leadline.weights.verify import Contents, verify, verify_index
 
 SESSION_TOKENS = 100_000
 
@@ -40,10 +36,10 @@ Kind = TypeVar("Kind", WeightFormat, Role)
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One line of the layer table (v41-model 2.5)."""
+    """One line of the layer table (v41-model 2.5, v4-model 1.2)."""
 
     layer: int
-    mode: LayerMode
+    mode: LayerMode | V4LayerMode
     ratio: int
     kv_source: int | None
     index_source: int | None
@@ -86,6 +82,8 @@ class ModelReport:
         by_format: backbone weights by how they are stored.
         by_role: backbone weights by what they do.
         skipped: tensors of parts that this version does not use, by part.
+        skipped_bytes: of all of these.
+        longest: token positions of the longest sequence.
         fit: None where no memory was given.
     """
 
@@ -96,6 +94,8 @@ class ModelReport:
     by_format: dict[WeightFormat, Stored]
     by_role: dict[Role, Stored]
     skipped: dict[str, int]
+    skipped_bytes: int
+    longest: int
     cache: CacheLayout
     fit: Fit | None
 
@@ -104,12 +104,18 @@ class ModelReport:
         """Tensors of the backbone."""
         return sum(stored.tensors for stored in self.by_format.values())
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the backbone as stored."""
+        return sum(stored.nbytes for stored in self.by_format.values())
+
 
 def inspect_main(target: str, memory: str | None = None, kv_cache_dtype: str = "auto") -> None:
-    """Print the report of a checkpoint folder or a preset.
+    """Print the report of a checkpoint folder, a configuration or a preset.
 
     Args:
-        target: a folder (its tensors are checked), or a preset's name.
+        target: a folder (its tensors are checked, or the names in its index where no shard is
+            there), a ``config.json``, or a preset's name.
         memory: of one device, such as ``141GiB``; None leaves out what fits.
         kv_cache_dtype: records of the cache.
 
@@ -118,14 +124,17 @@ def inspect_main(target: str, memory: str | None = None, kv_cache_dtype: str = "
         CheckpointError: the folder's files do not match its configuration.
     """
     folder = Path(target)
-    contents = checkpoint = None
-    if folder.is_dir():
-        config = load_model_config(folder)
-        if any(folder.glob("*.safetensors*")):
-            checkpoint = Checkpoint(folder)
-            contents = verify(checkpoint, config)
+    contents = checked = None
+    if folder.exists():
+        config = load_any_config(folder)
+        if any(folder.glob("*.safetensors")):
+            contents = verify(Checkpoint(folder), config)
+            checked = f"The files hold every tensor of the backbone: {folder}"
+        elif (folder / INDEX_FILE).is_file():
+            verify_index(folder, config)
+            checked = f"The index names every tensor, and has their bytes: {folder / INDEX_FILE}"
     elif target in PRESETS:
-        config = preset(target)
+        config = any_preset(target)
     else:
         raise ConfigError(f"{target!r} is neither a folder nor a preset ({', '.join(PRESETS)})")
     try:
@@ -137,14 +146,14 @@ def inspect_main(target: str, memory: str | None = None, kv_cache_dtype: str = "
     )
     console = Console()
     print_report(report, title=target, console=console)
-    if checkpoint is not None:
-        console.print(f"The files hold every tensor of the backbone: {checkpoint.path}")
+    if checked is not None:
+        console.print(checked)
     if (card := folder / "README.md").is_file():
         console.print(f"What the model is for: {card}")
 
 
 def inspect_model(
-    config: ModelConfig,
+    config: AnyConfig,
     *,
     contents: Contents | None = None,
     kv_cache_dtype: str = "auto",
@@ -156,11 +165,14 @@ def inspect_model(
         official = expected_tensors(config)
         sizes = {name: tensor.nbytes for name, tensor in official.items()}
         formats = {name: spec.format for name, spec in weights.items()}
-        drafts = sum(tensor.part is Part.DRAFT for tensor in official.values())
-        skipped = {"draft": drafts, "vision": vision_totals(config)[0]}
+        drafts = [tensor.nbytes for tensor in official.values() if tensor.part is Part.DRAFT]
+        vision_tensors, vision_bytes = vision_totals(config)
+        skipped = {"draft": len(drafts), "vision": vision_tensors}
+        skipped_bytes = sum(drafts) + vision_bytes
     else:
         sizes = {entry.name: entry.nbytes for entry in contents.used}
         formats, skipped = contents.formats, contents.skipped
+        skipped_bytes = contents.skipped_bytes
     backbone = [spec for spec in weights.values() if spec.part is Part.BACKBONE]
     prefill, decode = active_parameters(config)
     layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype)
@@ -173,16 +185,18 @@ def inspect_model(
         by_format=_sum_by(formats, backbone, sizes),
         by_role=by_role,
         skipped={part: count for part, count in skipped.items() if count},
+        skipped_bytes=skipped_bytes,
+        longest=config.max_position_embeddings,
         cache=layout,
         fit=None if memory_bytes is None else _fit(by_role, layout, memory_bytes),
     )
 
 
-def active_parameters(config: ModelConfig) -> tuple[int, int]:
+def active_parameters(config: AnyConfig) -> tuple[int, int]:
     """Parameters that one token runs through: (prefill, decode), v41-model 5.5.
 
-    A prompt token needs the layers before the cut and what makes the cut's caches; a generated one
-    needs every layer and the head. Rows looked up in a table count nothing.
+    A prompt token needs the layers before the cut (all, in V4) and what makes the cut's caches; a
+    generated one needs every layer and the head. Rows looked up in a table count nothing.
     """
     at_cut = tuple(
         f"layers.{config.cut}.{name}" for name in ("attn_norm", "attn.wkv", "attn.kv_norm")
@@ -202,28 +216,34 @@ def active_parameters(config: ModelConfig) -> tuple[int, int]:
     return round(prefill), round(decode)
 
 
-def _layer_row(config: ModelConfig, layer: int) -> LayerRow:
-    mode = config.mode(layer)
-    notes = []
-    if layer in config.engram_layer_ids:
-        notes.append("engram")
-    if layer == config.cut:
-        notes.append("cut")
-    source = config.candidate_source_layer_id
-    if layer == source:
-        notes.append("picks candidate blocks")
-    elif mode is LayerMode.REINDEX and config.kv_source(layer) == source:
-        notes.append("within candidate blocks")
+def _layer_row(config: AnyConfig, layer: int) -> LayerRow:
+    notes: list[str] = []
+    if isinstance(config, ModelConfig):
+        notes += _v41_notes(config, layer)
+    elif layer < config.num_hash_layers:
+        notes.append("experts by token id")
     if config.num_nextn_predict_layers and layer in config.dspark_target_layer_ids:
         notes.append("feeds the draft")
     return LayerRow(
         layer=layer,
-        mode=mode,
+        mode=config.mode(layer),
         ratio=config.compress_ratios[layer],
         kv_source=config.kv_source(layer),
         index_source=config.index_source(layer),
         notes=", ".join(notes),
     )
+
+
+def _v41_notes(config: ModelConfig, layer: int) -> Iterator[str]:
+    source = config.candidate_source_layer_id
+    if layer in config.engram_layer_ids:
+        yield "engram"
+    if layer == config.cut:
+        yield "cut"
+    if layer == source:
+        yield "picks candidate blocks"
+    elif config.mode(layer) is LayerMode.REINDEX and config.kv_source(layer) == source:
+        yield "within candidate blocks"
 
 
 def _sum_by(
@@ -270,13 +290,17 @@ def print_report(report: ModelReport, *, title: str, console: Console) -> None:
     total = report.num_tensors + sum(report.skipped.values())
     skipped = ", ".join(f"{n:,} {part}" for part, n in report.skipped.items()) or "none"
     cache = report.cache
+    total_bytes = report.num_bytes + report.skipped_bytes
+    sequence = cache.sequence_bytes(report.longest)
     lines = [
         ("tensors", f"{total:,}: {report.num_tensors:,} used, skipped {skipped}"),
+        ("bytes", f"{total_bytes:,}: {report.num_bytes:,} used"),
         ("parameters", f"{_billions(report.parameters)} in the backbone"),
         ("active in prefill", _billions(report.active_prefill)),
         ("active in decode", _billions(report.active_decode)),
         ("cache records", f"{cache.window_record}, {cache.kv_record}, {cache.index_record}"),
         ("KV bytes per token", f"{cache.bytes_per_token:,g}"),
+        (f"KV of {report.longest:,} tokens", f"{sequence:,} ({_binary(sequence)})"),
         ("bytes per page", f"{cache.page_bytes:,} ({cache.page_size} tokens)"),
         ("bytes per slot", f"{cache.slot_bytes:,}"),
     ]
@@ -302,6 +326,10 @@ def _fit_lines(fit: Fit) -> list[tuple[str, str]]:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def _binary(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
 
 
 def _billions(count: int) -> str:

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from leadline.config.model import ModelConfig, QuantizationConfig, load_model_config
-from leadline.config.presets import PRESETS, preset
+from leadline.config.families import AnyConfig, load_any_config, quantized
+from leadline.config.presets import PRESETS, any_preset
 from leadline.core.errors import ConfigError
 from leadline.tools.checkpoint_writer import write_checkpoint
 from leadline.weights.random_init import random_tensors
@@ -21,7 +21,7 @@ from leadline.weights.random_init import random_tensors
 
 def write_random_checkpoint(
     out: Path,
-    config: ModelConfig,
+    config: AnyConfig,
     *,
     seed: int = 0,
     num_shards: int = 1,
@@ -41,10 +41,7 @@ def write_random_checkpoint(
     Raises:
         ConfigError: ``num_shards`` fits no checkpoint of this size, or ``out`` holds one.
     """
-    config = dataclasses.replace(
-        config,
-        quantization_config=None if plain else config.quantization_config or QuantizationConfig(),
-    )
+    config = dataclasses.replace(config, quantization_config=None) if plain else quantized(config)
     write_checkpoint(
         out,
         config,
@@ -69,7 +66,7 @@ def main(argv: Iterable[str] | None = None) -> None:
     parser.add_argument("--plain", action="store_true", help="bf16 matrices without scales")
     args = parser.parse_args(None if argv is None else list(argv))
     try:
-        config = preset(args.preset) if args.preset else load_model_config(args.config)
+        config = any_preset(args.preset) if args.preset else load_any_config(args.config)
         write_random_checkpoint(
             args.out,
             config,

@@ -146,7 +146,7 @@ def _read_entries(folder: Path) -> dict[str, TensorEntry]:
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
-    weight_map = _read_weight_map(index)
+    weight_map, _ = read_index(index)
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(weight_map.values())):
         file = folder / shard
@@ -169,10 +169,16 @@ def _read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_index(index: Path) -> tuple[dict[str, str], int | None]:
+    """Which file holds each tensor, and the bytes of all of them if the index says.
+
+    Raises:
+        CheckpointError: it cannot be read, or names files outside its folder.
+    """
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        items = dict(weight_map.items())
+        content = json.loads(index.read_text(encoding="utf-8"))
+        items = dict(content["weight_map"].items())
+        total_size = content.get("metadata", {}).get("total_size")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{index}: no index with a weight_map ({error!r})") from error
     for name, shard in items.items():
@@ -181,7 +187,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
             raise CheckpointError(
                 f"{index}: tensor {name} lies in {shard!r}, which is no file name"
             )
-    return items
+    return items, total_size
 
 
 def _read_header(file: Path) -> Iterator[TensorEntry]:

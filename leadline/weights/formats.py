@@ -1,7 +1,8 @@
-"""Packed weight formats as one table: shapes on disk, decoding, encoding (v41-model 7.2)."""
+"""Packed weight formats as one table: shapes on disk, decoding, encoding (7.2 of both models)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,7 @@ class Packing:
 _E4M3 = (2.0**-9, quant.E4M3_MAX)
 PACKINGS: dict[WeightFormat, Packing] = {
     WeightFormat.FP8_BLOCK32: Packing("F8_E4M3", 1, (32, 32), _E4M3),
+    WeightFormat.FP8_BLOCK128: Packing("F8_E4M3", 1, (128, 128), _E4M3),
     WeightFormat.MXFP4: Packing("I8", 2, (1, 32), (0.5, quant.E2M1_MAX)),
     WeightFormat.FP8_ROW32: Packing("F8_E4M3", 1, (1, 32), _E4M3),
 }
@@ -81,14 +83,20 @@ def scale_name(weight_name: str) -> str:
 def decode(format: WeightFormat, codes: Tensor, scales: Tensor) -> Tensor:
     """Codes and scale bytes, uint8 -> the exact values, float32 ``[..., out, in]``."""
     match format:
-        case WeightFormat.FP8_BLOCK32:
-            return quant.dequantize_fp8_block(codes, scales)
+        case WeightFormat.FP8_BLOCK32 | WeightFormat.FP8_BLOCK128:
+            return quant.dequantize_fp8_block(codes, scales, block=PACKINGS[format].block[0])
         case WeightFormat.MXFP4:
             return quant.dequantize_fp4_32(codes, scales)
         case WeightFormat.FP8_ROW32:
             return quant.dequantize_fp8_32(codes, scales)
         case WeightFormat.PLAIN:
             raise ValueError("a plain weight has nothing to decode")
+
+
+def scales_of_block32(scales: Tensor, shape: Sequence[int]) -> Tensor:
+    """Scales of 128 x 128 tiles as those of the 32 x 32 tiles in them, of a matrix ``shape``."""
+    rows, cols = PACKINGS[WeightFormat.FP8_BLOCK32].scale_shape(tuple(shape))
+    return scales.repeat_interleave(4, 0).repeat_interleave(4, 1)[:rows, :cols].contiguous()
 
 
 def magnitude_bounds(
@@ -113,8 +121,8 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
     A block's scale is the smallest power of two that lets its largest value fit.
     """
     match format:
-        case WeightFormat.FP8_BLOCK32:
-            return _encode_fp8_block(values)
+        case WeightFormat.FP8_BLOCK32 | WeightFormat.FP8_BLOCK128:
+            return _encode_fp8_block(values, PACKINGS[format].block[0])
         case WeightFormat.MXFP4:
             return quant.quantize_fp4_32(values)
         case WeightFormat.FP8_ROW32:
@@ -123,7 +131,7 @@ def encode(format: WeightFormat, values: Tensor) -> tuple[Tensor, Tensor]:
             raise ValueError("a plain weight has no codes")
 
 
-def _encode_fp8_block(values: Tensor, block: int = 32) -> tuple[Tensor, Tensor]:
+def _encode_fp8_block(values: Tensor, block: int) -> tuple[Tensor, Tensor]:
     rows, cols = values.shape[-2:]
     padded = F.pad(values, (0, -cols % block, 0, -rows % block))
     # [..., R, block, C, block]

@@ -16,16 +16,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from leadline.config.model import ModelConfig
+from leadline.config.families import AnyConfig
 from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight, WeightFormat
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import MappedEngramTable, TableMemory, to_tensor
-from leadline.weights.formats import PACKINGS, decode, magnitude_bounds, scale_name
-from leadline.weights.names import Part, Role, WeightSpec, model_weights
+from leadline.weights.formats import (
+    PACKINGS,
+    decode,
+    magnitude_bounds,
+    scale_name,
+    scales_of_block32,
+)
+from leadline.weights.names import model_weights
 from leadline.weights.progress import progress_bar
 from leadline.weights.random_init import random_bytes, random_tensors
 from leadline.weights.source import FULL, EngramTable
+from leadline.weights.table import Part, Role, WeightSpec
 from leadline.weights.verify import verify
 
 logger = logging.getLogger(__name__)
@@ -92,13 +99,18 @@ class _Source:
     ) -> Weight:
         """``{name}.weight``: rows ``out`` and columns ``inp`` of ``[out, in]``.
 
-        Left as stored where it has scales and ``packed`` is set, else dequantised.
+        Left as stored where it has scales and ``packed`` is set, else dequantised. Tiles of 128 x
+        128 are told as the tiles of 32 x 32 that kernels know.
 
         Raises:
             CheckpointError: it holds NaN, or magnitudes that no matrix has.
         """
         weight, index = f"{name}.weight", (out, inp)
         format = self._formats[weight]
+        if packed and format is WeightFormat.FP8_BLOCK128:
+            codes, scales = self._packed(weight, index)
+            scales = scales_of_block32(scales, codes.shape)
+            return PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, dtype=dtype, aligned=True)
         if packed and format is not WeightFormat.PLAIN:
             return PackedWeight(*self._packed(weight, index), format, dtype=dtype)
         return LinearWeight(self._matrix(weight, index).to(dtype), format)
@@ -239,7 +251,7 @@ class CheckpointSource(_Source):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: ModelConfig,
+        config: AnyConfig,
         *,
         device: torch.device = _CPU,
         table_memory: TableMemory | None = None,
@@ -272,7 +284,7 @@ class DummySource(_Source):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: AnyConfig,
         *,
         seed: int = 0,
         device: torch.device = _CPU,

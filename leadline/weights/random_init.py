@@ -16,13 +16,14 @@ from torch import Tensor
 
 from leadline.kernels.packed import WeightFormat
 from leadline.weights.formats import PACKINGS, encode, scale_name
-from leadline.weights.names import Role, WeightSpec
+from leadline.weights.table import Role, WeightSpec
 
 _UE8M0_BIAS = 127
 # Root mean square of uniform codes: of E2M1, and of E4M3 below 2.
 _CODE_RMS = {
     WeightFormat.MXFP4: 2.93,
     WeightFormat.FP8_BLOCK32: 0.6,
+    WeightFormat.FP8_BLOCK128: 0.6,
     WeightFormat.FP8_ROW32: 0.6,
 }
 
@@ -33,7 +34,7 @@ _CHUNK_VALUES = 1 << 24
 def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[str, Tensor]:
     """One weight as the tensors of a checkpoint, by name.
 
-    Codes and scales are raw uint8 bytes; plain values are bf16 or fp32.
+    Codes and scales are raw uint8 bytes; plain values are bf16, fp32 or int64.
 
     Args:
         spec: the weight.
@@ -47,7 +48,8 @@ def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[
     codes = torch.empty(packing.code_shape(spec.shape), dtype=torch.uint8)
     scales = torch.empty(packing.scale_shape(spec.shape), dtype=torch.uint8)
     rows, cols = spec.shape
-    step = max(32, _CHUNK_VALUES // cols // 32 * 32)
+    tile = max(32, packing.block[0])
+    step = max(tile, _CHUNK_VALUES // cols // tile * tile)
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         values = _matrix_values((part.stop - start, cols), draws)
@@ -81,7 +83,7 @@ def _seed_of(spec: WeightSpec, seed: int) -> int:
 
 
 def _dtype_of(spec: WeightSpec) -> torch.dtype:
-    return torch.float32 if spec.dtype == "F32" else torch.bfloat16
+    return {"F32": torch.float32, "I64": torch.int64}.get(spec.dtype, torch.bfloat16)
 
 
 def _size_of(cols: int) -> float:
@@ -103,6 +105,8 @@ def _matrix_values(shape: tuple[int, ...], draws: _Draws) -> Tensor:
 
 def _plain_values(spec: WeightSpec, draws: _Draws) -> Tensor:
     """float32 values of the magnitudes that v41-model section 11 suggests, by what they are."""
+    if spec.dtype == "I64":
+        return _different_ids(spec, draws)
     normal = draws.normal(spec.shape)
     name = spec.name
     if name.endswith("attn_sink"):
@@ -113,11 +117,18 @@ def _plain_values(spec: WeightSpec, draws: _Draws) -> Tensor:
         return 1 + normal * 0.05
     if name.endswith("_scale"):
         return draws.uniform(spec.shape) + 0.5
-    if name.endswith("_base"):
+    if name.endswith(("_base", ".ape")):
         return normal * 0.5
     if name.endswith("_fn"):
         return normal * min(0.02, 1 / math.sqrt(spec.shape[1]))
     return _matrix_values(spec.shape, draws)
+
+
+def _different_ids(spec: WeightSpec, draws: _Draws) -> Tensor:
+    """Rows of whole numbers that follow each other, from anywhere, in a circle."""
+    rows, cols = spec.shape
+    start = (draws.uniform((rows, 1)) * spec.below).floor()
+    return (start + torch.arange(cols, device=start.device)) % spec.below
 
 
 class _Draws(Protocol):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from leadline.config.model import ModelConfig
+from leadline.config.families import AnyConfig
 from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import WeightFormat
-from leadline.weights.checkpoint import Checkpoint, TensorEntry
+from leadline.weights.checkpoint import INDEX_FILE, Checkpoint, TensorEntry, read_index
 from leadline.weights.formats import PACKINGS, SCALE_DTYPE, scale_name
-from leadline.weights.names import SKIPPED_PREFIXES, Part, WeightSpec, model_weights
+from leadline.weights.names import SKIPPED_PREFIXES, expected_tensors, model_weights, vision_totals
+from leadline.weights.table import Part, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,14 @@ class Contents:
         formats: how the files hold each of them; tests and small models come unpacked.
         used: tensors of the backbone, scales included.
         skipped: tensors of parts that are not used yet, by part.
+        skipped_bytes: of all of these.
     """
 
     weights: dict[str, WeightSpec]
     formats: dict[str, WeightFormat]
     used: tuple[TensorEntry, ...]
     skipped: dict[str, int]
+    skipped_bytes: int
 
     def summary(self) -> str:
         """One line: what is used, what is skipped."""
@@ -37,7 +41,7 @@ class Contents:
         return f"{len(self.used):,} tensors ({size / 1e9:.3g} GB); skipped: {skipped}"
 
 
-def verify(checkpoint: Checkpoint, config: ModelConfig) -> Contents:
+def verify(checkpoint: Checkpoint, config: AnyConfig) -> Contents:
     """Match the files' tensors with the configuration's, by headers alone.
 
     A packed weight may also come plain: bf16 or fp32 ``[out, in]`` without a scale (v41-model 7.2).
@@ -71,7 +75,38 @@ def verify(checkpoint: Checkpoint, config: ModelConfig) -> Contents:
             f"{_some(sorted(unknown))}"
         )
     entries = tuple(checkpoint.entries[name] for name in sorted(used))
-    return Contents(weights, formats, entries, dict(sorted(skipped.items())))
+    skipped_bytes = sum(e.nbytes for name, e in checkpoint.entries.items() if name not in used)
+    return Contents(weights, formats, entries, dict(sorted(skipped.items())), skipped_bytes)
+
+
+def verify_index(folder: Path, config: AnyConfig) -> None:
+    """Match the names in a folder's index, and its bytes, with the configuration's tensors.
+
+    For folders whose shards are elsewhere: of a tensor the index says nothing but its name.
+
+    Raises:
+        CheckpointError: an official tensor is missing, one is unknown, or the bytes differ.
+    """
+    index = folder / INDEX_FILE
+    names, total_size = read_index(index)
+    expected = expected_tensors(config)
+    missing = [name for name in expected if name not in names]
+    if missing:
+        raise CheckpointError(f"{index}: {len(missing)} tensor(s) missing: {_some(missing)}")
+    others = names.keys() - expected.keys()
+    unknown = sorted(name for name in others if not name.startswith(tuple(SKIPPED_PREFIXES)))
+    if unknown:
+        raise CheckpointError(
+            f"{index}: {len(unknown)} tensor(s) that the configuration does not explain: "
+            f"{_some(unknown)}"
+        )
+    vision_tensors, vision_bytes = vision_totals(config)
+    nbytes = sum(tensor.nbytes for tensor in expected.values()) + vision_bytes
+    if len(others) != vision_tensors or total_size != nbytes:
+        raise CheckpointError(
+            f"{index}: {len(names):,} tensors of {total_size:,} bytes; config.json makes them "
+            f"{len(expected) + vision_tensors:,} of {nbytes:,}"
+        )
 
 
 def _check_weight(checkpoint: Checkpoint, spec: WeightSpec) -> WeightFormat:
@@ -79,8 +114,8 @@ def _check_weight(checkpoint: Checkpoint, spec: WeightSpec) -> WeightFormat:
     entry = checkpoint.entries[spec.name]
     scale = checkpoint.entries.get(scale_name(spec.name))
     if spec.format is WeightFormat.PLAIN:
-        types = ("F32",) if spec.dtype == "F32" else ("BF16", "F32")
-        _check_entry(entry, spec.shape, types)
+        wider = ("F32",) if spec.dtype == "BF16" else ()
+        _check_entry(entry, spec.shape, (spec.dtype, *wider))
         return WeightFormat.PLAIN
     packing = PACKINGS[spec.format]
     if scale is None and entry.dtype in ("BF16", "F32"):

@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from leadline.config.model import LayerMode, model_config_to_json, parse_model_config
-from leadline.config.presets import PRESETS, preset
-from leadline.core.errors import ConfigError
+from leadline.config.families import any_config_to_json, parse_any_config
+from leadline.config.model import LayerMode
+from leadline.config.presets import PRESETS, V41_PRESETS, any_preset, preset
+from leadline.core.errors import ConfigError, NotSupported
 
 
 def next_primes(start: int, count: int) -> list[int]:
@@ -24,11 +25,11 @@ def next_primes(start: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_survives_its_own_config_file(name: str) -> None:
-    config = preset(name)
-    assert parse_model_config(model_config_to_json(config)) == config
+    config = any_preset(name)
+    assert parse_any_config(any_config_to_json(config)) == config
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", V41_PRESETS)
 def test_engram_rows_are_the_sums_of_the_primes(name: str) -> None:
     config = preset(name)
     layers, columns = len(config.engram_layer_ids), config.engram_columns
@@ -63,3 +64,10 @@ def test_test_preset_has_the_official_window_and_32k_positions() -> None:
 def test_unknown_preset_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"preset is 'v5'; choose one of v4.1-flash, slice-96"):
         preset("v5")
+
+
+def test_a_preset_that_nothing_serves_yet_says_what_is_missing() -> None:
+    with pytest.raises(
+        NotSupported, match=r"'v4-pro' is a DeepSeek-V4.*no leadline/models/deepseek_v4"
+    ):
+        preset("v4-pro")

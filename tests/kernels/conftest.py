@@ -8,10 +8,14 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from leadline.cache.layout import KV_CACHE_DTYPES
 from leadline.config.model import load_model_config
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.load import CheckpointSource
 from tests import interpreter  # noqa: F401  # before any kernel is imported
+
+# What operations store and read; V4's rows have none yet.
+V41_RECORDS = sorted({record for records in KV_CACHE_DTYPES.values() for record in records})
 
 
 @pytest.fixture(scope="session")

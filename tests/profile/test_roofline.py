@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leadline.config.model import ModelConfig
-from leadline.config.presets import PRESETS, SLICE_96, V41_FLASH
+from leadline.config.presets import SLICE_96, V41_FLASH, V41_PRESETS
 from leadline.profile.roofline import (
     COMPONENTS,
     H200,
@@ -114,7 +114,7 @@ def test_decode_sum_comes_out() -> None:
     assert sum(bound.values()) == pytest.approx(20980 - 699, rel=0.01)
 
 
-@pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS.keys())
+@pytest.mark.parametrize("config", V41_PRESETS.values(), ids=V41_PRESETS.keys())
 def test_every_model_has_a_bound_of_every_component(config: ModelConfig) -> None:
     for bound in (
         decode_bound(config, H200_MEASURED, batch=2, context=300),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from leadline.config.families import any_config_to_json, load_any_config
 from leadline.config.model import load_model_config
-from leadline.config.presets import preset
+from leadline.config.presets import any_preset, preset
+from leadline.config.v4_presets import TINY_V4, V4_FLASH
 from leadline.core.errors import CheckpointError, ConfigError
 from leadline.kernels.packed import WeightFormat
 from leadline.tools.inspect import ModelReport, inspect_main, inspect_model
 from leadline.tools.random_checkpoint import write_random_checkpoint
 from leadline.weights.checkpoint import Checkpoint
-from leadline.weights.names import Role
+from leadline.weights.table import Role
 from leadline.weights.verify import verify
 
 
@@ -28,6 +31,7 @@ def test_official_figures(official: ModelReport) -> None:
     assert official.active_decode == pytest.approx(16.1e9, rel=0.01)
     assert official.num_tensors == 93_418
     assert official.skipped == {"draft": 2_401, "vision": 266}
+    assert official.num_bytes + official.skipped_bytes == 510_286_023_000
 
 
 def test_official_bytes_by_part(official: ModelReport) -> None:
@@ -104,3 +108,69 @@ def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_bad_arguments_say_what_is_wrong(target: str, memory: str | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         inspect_main(target, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("v4-flash", ("69,187", "1,575 draft", "159,609,485,896", "284.3B", "12.7B", "3,514.25")),
+        ("v4-flash-0731", ("72,317", "4,705 draft", "166,878,536,440", "156,015,698,140")),
+        ("v4-pro", ("145,116", "864,704,792,696", "1573.0B", "47.9B", "5,031.44", "4.92 GiB")),
+        ("v4-pro-0813", ("149,782", "7,009 draft", "892,727,580,904", "850,748,205,004")),
+    ],
+)
+def test_published_figures_of_v4(
+    name: str, figures: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect_main(name)
+    out = capsys.readouterr().out
+    for figure in figures:
+        assert figure in out
+
+
+def test_a_million_tokens_of_v4_pro_in_bf16(capsys: pytest.CaptureFixture[str]) -> None:
+    inspect_main("v4-pro", kv_cache_dtype="bfloat16")
+    assert "10,334,371,840 (9.62 GiB)" in capsys.readouterr().out
+
+
+def test_layer_table_of_v4() -> None:
+    rows = inspect_model(V4_FLASH).layers
+    table = {row.layer: (row.mode, row.ratio, row.kv_source, row.index_source, row.notes)
+             for row in rows}  # fmt: skip
+    assert table[0] == ("window", 0, None, None, "experts by token id")
+    assert table[2] == ("sparse", 4, 2, 2, "experts by token id")
+    assert table[3] == ("dense", 128, 3, None, "")
+    assert table[42] == ("sparse", 4, 42, 42, "")
+    assert inspect_model(TINY_V4).layers[5].notes == "feeds the draft"
+
+
+def test_a_v4_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_random_checkpoint(tmp_path, TINY_V4, num_shards=3)
+    inspect_main(str(tmp_path))
+    out = capsys.readouterr().out
+    assert "750: 509 used, skipped 241 draft" in out
+    assert "5,315,682: 3,799,794 used" in out
+    assert "The files hold every tensor of the backbone" in out
+
+
+def test_the_golden_v4_checkpoint_is_plain(golden: Path) -> None:
+    config = load_any_config(golden / "v4-tiny")
+    report = inspect_model(config, contents=verify(Checkpoint(golden / "v4-tiny"), config))
+    assert list(report.by_format) == [WeightFormat.PLAIN]
+    assert (report.num_tensors, report.skipped, report.skipped_bytes) == (304, {}, 0)
+
+
+def test_a_configuration_alone_and_an_index_without_shards_will_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_random_checkpoint(tmp_path, TINY_V4, num_shards=2)
+    for shard in tmp_path.glob("*.safetensors"):
+        shard.unlink()
+    inspect_main(str(tmp_path))
+    out = capsys.readouterr().out
+    assert "750: 509 used" in out
+    assert "The index names every tensor" in out
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(any_config_to_json(any_preset("v4-pro"))))
+    inspect_main(str(file))
+    assert "864,704,792,696" in capsys.readouterr().out

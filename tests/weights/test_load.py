@@ -23,9 +23,10 @@ from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import MappedEngramTable, MemoryEngramTable, TableMemory
 from leadline.weights.formats import decode, scale_name
 from leadline.weights.load import CheckpointSource, DummySource
-from leadline.weights.names import Part, Role, model_weights
+from leadline.weights.names import model_weights
 from leadline.weights.random_init import random_tensors
 from leadline.weights.source import WeightSource
+from leadline.weights.table import Part, Role
 from leadline.weights.verify import verify
 
 CONFIG = preset("tiny-window128")

@@ -11,13 +11,11 @@ from leadline.config.model import load_model_config
 from leadline.config.presets import preset
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.names import (
-    Part,
-    Role,
-    TensorSpec,
     expected_tensors,
     model_weights,
     vision_totals,
 )
+from leadline.weights.table import Part, Role, TensorSpec
 
 
 @pytest.fixture(scope="module")

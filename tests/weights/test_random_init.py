@@ -8,8 +8,9 @@ import torch
 import leadline.weights.random_init
 from leadline.config.presets import preset
 from leadline.weights.formats import decode
-from leadline.weights.names import WeightSpec, model_weights
+from leadline.weights.names import model_weights
 from leadline.weights.random_init import random_bytes, random_tensors
+from leadline.weights.table import WeightSpec
 
 WEIGHTS = model_weights(preset("tiny-window128"))
 PACKED = ["layers.0.attn.wq_b", "layers.0.ffn.experts.0.w1", "layers.1.engram.embed"]

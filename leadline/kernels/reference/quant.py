@@ -108,7 +108,16 @@ def _over_fp8_scales(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 def quantize_fp8_32(x: Tensor) -> tuple[Tensor, Tensor]:
     """FQ8_32 and MXFP8: E4M3 codes ``[..., n]`` and UE8M0 bytes ``[..., n / 32]`` (4.2, 7.3)."""
-    scaled, scales = _over_fp8_scales(x, 32)
+    return _quantize_fp8(x, 32)
+
+
+def quantize_fp8_64(x: Tensor) -> tuple[Tensor, Tensor]:
+    """FQ8_64: E4M3 codes ``[..., n]`` and UE8M0 bytes ``[..., n / 64]`` (v4-model 4.1)."""
+    return _quantize_fp8(x, 64)
+
+
+def _quantize_fp8(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    scaled, scales = _over_fp8_scales(x, block)
     return encode_e4m3(scaled).flatten(-2), encode_ue8m0(scales).squeeze(-1)
 
 
@@ -120,7 +129,16 @@ def store_fp8_32(x: Tensor, codes: Tensor, exponents: Tensor) -> None:
 
 def dequantize_fp8_32(codes: Tensor, exponents: Tensor) -> Tensor:
     """Inverse of ``quantize_fp8_32``, float32; also rows of an Engram table."""
-    scaled = decode_e4m3(codes).unflatten(-1, (-1, 32)) * decode_ue8m0(exponents).unsqueeze(-1)
+    return _dequantize_fp8(codes, exponents, 32)
+
+
+def dequantize_fp8_64(codes: Tensor, exponents: Tensor) -> Tensor:
+    """Inverse of ``quantize_fp8_64``, float32."""
+    return _dequantize_fp8(codes, exponents, 64)
+
+
+def _dequantize_fp8(codes: Tensor, exponents: Tensor, block: int) -> Tensor:
+    scaled = decode_e4m3(codes).unflatten(-1, (-1, block)) * decode_ue8m0(exponents).unsqueeze(-1)
     return scaled.flatten(-2)
 
 

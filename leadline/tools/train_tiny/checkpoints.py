@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from leadline.core.errors import CheckpointError
 from leadline.tools.train_tiny.trainer import Trainer
-from leadline.weights.names import WeightSpec
+from leadline.weights.table import WeightSpec
 
 STATE_FILE = "state.json"
 # A bound on what some machines let through: 16 MiB a file.

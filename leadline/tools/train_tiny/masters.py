@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.tools.train_tiny.official import round_weight
-from leadline.weights.names import WeightSpec
+from leadline.weights.table import WeightSpec
 
 # The matrices of hidden layers; everything else is an embedding, a head, a vector or a small mixer.
 _MATRIX = re.compile(r"\.(wq_a|wq_b|wkv|wo_a|wo_b|wgate|wk|w1|w2|w3|main_proj)\.weight$")

@@ -16,7 +16,8 @@ from leadline.tools.checkpoint_writer import write_checkpoint
 from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import to_tensor
 from leadline.weights.formats import decode, encode, scale_name
-from leadline.weights.names import Role, WeightSpec, model_weights
+from leadline.weights.names import model_weights
+from leadline.weights.table import Role, WeightSpec
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leadline.config.model import ModelConfig, QuantizationConfig, RopeScaling, VisionConfig
+from leadline.config.model import ModelConfig, QuantizationConfig, VisionConfig
 from leadline.config.presets import TINY_22M
+from leadline.config.rules import RopeScaling
 from leadline.core.errors import ConfigError
 from leadline.tools.train_tiny.mixture import Mixture, Part
 from leadline.tools.train_tiny.mixtures import EARLY, LAST, LATE, PASSAGES, SHORT, WEAK

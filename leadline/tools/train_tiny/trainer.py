@@ -18,7 +18,7 @@ from leadline.tools.train_tiny.model import Losses, Phase
 from leadline.tools.train_tiny.optim import Muon, adamw, clip_gradients
 from leadline.tools.train_tiny.recipes import Recipe
 from leadline.tools.train_tiny.replicas import Replicas
-from leadline.weights.names import WeightSpec
+from leadline.weights.table import WeightSpec
 
 # What a step is judged by, as the log calls it; means over the steps of a line.
 _FIGURES = ("loss", "index_loss", "index_mass", "gradient_norm", "max_expert_share")

@@ -1,7 +1,4 @@
-"""Number formats: the golden bytes, and the edges that the golden files lack.
-
-Of ``golden/quant``, ``v4_kv_fp8`` belongs to DeepSeek-V4, whose rows nothing here stores yet.
-"""
+"""Number formats: the golden bytes, and the edges that the golden files lack."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ Dequantizer = Callable[[Tensor, Tensor], Tensor]
 # name: (quantise, dequantise, channels a scale)
 FORMATS: dict[str, tuple[Quantizer, Dequantizer, int]] = {
     "fp8_32": (q.quantize_fp8_32, q.dequantize_fp8_32, 32),
+    "fp8_64": (q.quantize_fp8_64, q.dequantize_fp8_64, 64),
     "fp4_16": (q.quantize_fp4_16, q.dequantize_fp4_16, 16),
     "fp4_32": (q.quantize_fp4_32, q.dequantize_fp4_32, 32),
 }
@@ -111,6 +109,20 @@ class TestGoldenEncoding:
             vectors["v41_swa_fp8.dequant_bf16"].flatten(0, 1),
         )
 
+    def test_v4_rows_byte_for_byte_but_for_the_floor(self, vectors: dict[str, Tensor]) -> None:
+        """The file's writer floors amax at 1e-8, ours at 1e-4 (v4-model 4.1)."""
+        x = vectors["v4_kv_fp8.input_bf16"][:, :448]
+        codes, scales = q.quantize_fp8_64(x)
+        golden_codes, golden_scales = (vectors[f"v4_kv_fp8.row_{n}_u8"] for n in ("nope", "scale"))
+        above = x.float().unflatten(-1, (-1, 64)).abs().amax(-1) >= 1e-4
+        assert above.sum() > 150
+        assert torch.equal(scales[above], golden_scales[above])
+        above = above.repeat_interleave(64, 1)
+        assert torch.equal(codes[above], golden_codes[above])
+        decoded = q.dequantize_fp8_64(golden_codes, golden_scales)
+        assert torch.equal(decoded.bfloat16(), vectors["v4_kv_fp8.dequant_bf16"][:, :448])
+        assert (q.dequantize_fp8_64(codes, scales) - decoded).abs().max() < 2.0**-31
+
     def test_index_rows_by_value(self, vectors: dict[str, Tensor]) -> None:
         decoded = q.round_trip_fp4_32(vectors["indexk_fp4.input_bf16"])
         assert torch.equal(decoded, vectors["indexk_fp4.ties_even_fake_quant_bf16"])
@@ -169,7 +181,7 @@ class TestQuantizers:
         scale = decode_scale(scales).repeat_interleave(block, -1)
         grid = (
             q.decode_e4m3(torch.tensor(E4M3_GRID, dtype=torch.uint8))
-            if name == "fp8_32"
+            if name.startswith("fp8")
             else torch.tensor(q.E2M1_VALUES)
         )
         best = grid[nearest_even(x / scale, grid)] * scale
@@ -183,7 +195,7 @@ class TestQuantizers:
         divides), and the rounded product decides (v41-model 4.3).
         """
         quantize, _, block = FORMATS[name]
-        largest = np.float32(448 if name == "fp8_32" else 6)
+        largest = np.float32(448 if name.startswith("fp8") else 6)
         octaves = range(-5, 8) if name == "fp4_16" else range(-12, 100)
         for octave, steps in itertools.product(octaves, range(-3, 4)):
             amax = np.float32(largest * 2.0**octave)
@@ -198,8 +210,8 @@ class TestQuantizers:
 
     @pytest.mark.parametrize(
         ("name", "scale"),
-        [("fp8_32", 105), ("fp4_16", 1), ("fp4_32", 1)],
-        ids=["2^-22", "2^-9", "2^-126"],
+        [("fp8_32", 105), ("fp8_64", 105), ("fp4_16", 1), ("fp4_32", 1)],
+        ids=["2^-22", "2^-22 of 64", "2^-9", "2^-126"],
     )
     def test_zeros_take_the_floor_and_keep_their_signs(self, name: str, scale: int) -> None:
         quantize, dequantize, block = FORMATS[name]
@@ -228,7 +240,7 @@ class TestQuantizers:
         assert decoded[0, :block].isnan().all()
         assert decoded.isnan().sum() == block
 
-    @pytest.mark.parametrize("name", ["fp8_32", "fp4_32"])
+    @pytest.mark.parametrize("name", ["fp8_32", "fp8_64", "fp4_32"])
     def test_infinity_marks_its_group(self, name: str) -> None:
         quantize, dequantize, block = FORMATS[name]
         x = torch.randn(1, 2 * block)

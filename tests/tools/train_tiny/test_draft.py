@@ -20,7 +20,7 @@ from leadline.tools.train_tiny.official import parameter_formats
 from leadline.tools.train_tiny.recipes import REHEARSAL, REHEARSAL_CONFIG
 from leadline.tools.train_tiny.replicas import Replicas
 from leadline.tools.train_tiny.rows import Rows
-from leadline.weights.names import Role
+from leadline.weights.table import Role
 from tests.tools.train_tiny.draft_definition import Definition
 
 VOCAB, SLOTS, WINDOW = 256, 5, 8
