@@ -14,6 +14,7 @@ from leadline.cache.pool import CachePool
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.core.errors import BadRequest, CheckpointError, ConfigError
 from leadline.core.request import Constraint, FinishReason, TokenOutput
+from leadline.engine import launch
 from leadline.engine.engine import Engine
 from leadline.engine.launch import build_engine, engine_around, load_model
 from leadline.text.tokenizer import Tokenizer
