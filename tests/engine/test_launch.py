@@ -13,7 +13,7 @@ import torch
 from leadline.cache.layout import cache_layout
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from leadline.config.presets import preset
-from leadline.core.errors import BadRequest, CheckpointError, ConfigError
+from leadline.core.errors import BadRequest, CheckpointError, ConfigError, NotSupported
 from leadline.core.request import Constraint, FinishReason, TokenOutput
 from leadline.engine import launch
 from leadline.engine.engine import Engine
@@ -213,6 +213,14 @@ def test_an_engram_layer_above_the_cut_keeps_the_upper_layers_whole(
     model = replace(model, engram_layer_ids=(model.engram_layer_ids[0], model.cut))
     assert not resolve_policy(CacheConfig(), model).upper
     assert "an Engram layer lies above the cut" in caplog.text
+
+
+@pytest.mark.parametrize("model", ["folder", "preset"])
+def test_a_model_that_nothing_serves_yet_ends_with_one_error(golden: Path, model: str) -> None:
+    name = str(golden / "v4-tiny") if model == "folder" else "v4-flash"
+    config = replace(TINY, model=name, load_format="auto" if model == "folder" else "dummy")
+    with pytest.raises(NotSupported, match="there is no leadline/models/deepseek_v4"):
+        build_engine(config)
 
 
 def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Path) -> None:
