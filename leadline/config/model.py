@@ -208,8 +208,8 @@ def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:
     model_type = top.pop("model_type", MODEL_TYPE)
     if model_type != MODEL_TYPE:
         raise NotSupported(
-            f"{where}: model_type is {model_type!r}; this version serves {MODEL_TYPE!r} only: there "
-            f"is no leadline/models/{model_type}"
+            f"{where}: model_type is {model_type!r}; this version serves {MODEL_TYPE!r} only: "
+            f"there is no leadline/models/{model_type}"
         )
     text = top.pop("text_config", None)
     if not isinstance(text, Mapping):

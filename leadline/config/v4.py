@@ -167,6 +167,7 @@ def v4_config_to_json(config: V4Config) -> dict[str, Any]:
 
 
 _ALIASES = {"torch_dtype": "dtype"}
+_MOST_STAGES = 3  # of any draft
 _RATIOS_OF_TYPES = {
     "sliding_attention": 0,
     "compressed_sparse_attention": SPARSE_RATIO,
@@ -189,8 +190,7 @@ def _official(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
         types = keys.pop("layer_types")
         if not isinstance(types, list) or any(kind not in rates for kind in types):
             raise ConfigError(f"{where}: layer_types is {types!r}; its items must be {[*rates]}")
-        tail = keys.get("num_nextn_predict_layers", 0)
-        keys.setdefault("compress_ratios", [rates[kind] for kind in types] + [0] * tail)
+        keys.setdefault("compress_ratios", [rates[kind] for kind in types] + [0] * _MOST_STAGES)
     if "mlp_layer_types" in keys:
         types = keys.pop("mlp_layer_types")
         hashed = types.count("hash_moe") if isinstance(types, list) else None

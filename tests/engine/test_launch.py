@@ -12,7 +12,7 @@ import torch
 
 from leadline.cache.pool import CachePool
 from leadline.config.engine import CacheConfig, EngineConfig, SchedulerConfig
-from leadline.core.errors import BadRequest, CheckpointError, ConfigError
+from leadline.core.errors import BadRequest, CheckpointError, ConfigError, NotSupported
 from leadline.core.request import Constraint, FinishReason, TokenOutput
 from leadline.engine import launch
 from leadline.engine.engine import Engine
@@ -159,6 +159,14 @@ def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     engine.add(replace(request("b", [*ids, *answer], 1), session_key="s"))
     outputs = [output for _ in range(3) for output in engine.step()]
     assert outputs[-1].num_cached_tokens == 52  # all but the last token: the slot was hot
+
+
+@pytest.mark.parametrize("model", ["folder", "preset"])
+def test_a_model_that_nothing_serves_yet_ends_with_one_error(golden: Path, model: str) -> None:
+    name = str(golden / "v4-tiny") if model == "folder" else "v4-flash"
+    config = replace(TINY, model=name, load_format="auto" if model == "folder" else "dummy")
+    with pytest.raises(NotSupported, match="there is no leadline/models/deepseek_v4"):
+        build_engine(config)
 
 
 def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Path) -> None:

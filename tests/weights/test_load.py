@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import leadline.weights.load
-from leadline.config.model import ModelConfig, load_model_config
+from leadline.config.families import AnyConfig, load_any_config
 from leadline.config.presets import preset
 from leadline.core.errors import CheckpointError
 from leadline.kernels.packed import PackedWeight, WeightFormat
@@ -41,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def open_source(folder: Path, config: ModelConfig | None = None) -> CheckpointSource:
-    config = config or load_model_config(folder)
+def open_source(folder: Path, config: AnyConfig | None = None) -> CheckpointSource:
+    config = config or load_any_config(folder)
     return CheckpointSource(Checkpoint(folder), config, show_progress=False)
 
 
 def take_all(
     source: WeightSource,
-    config: ModelConfig,
+    config: AnyConfig,
     dtype: torch.dtype = torch.float32,
     *,
     packed: bool = False,
@@ -118,7 +118,7 @@ def test_on_a_gpu_weights_are_read_and_made_there(folder: Path) -> None:
 
 def test_tables_copied_to_memory_give_the_rows_of_the_files(folder: Path, tmp_path: Path) -> None:
     memory = TableMemory(torch.device("cpu"), tmp_path)
-    config = load_model_config(folder)
+    config = load_any_config(folder)
     copied = CheckpointSource(Checkpoint(folder), config, table_memory=memory)
     dummy = DummySource(config, table_memory=memory)
     for layer in config.engram_layer_ids:
@@ -159,10 +159,10 @@ def test_a_plain_checkpoint_gives_plain_weights(tmp_path: Path) -> None:
     assert not linear.quantizes_input
 
 
-@pytest.mark.parametrize("name", ["v41-tiny", "v41-reference"])
+@pytest.mark.parametrize("name", ["v41-tiny", "v41-reference", "v4-tiny"])
 def test_golden_checkpoints_load_whole(golden: Path, name: str) -> None:
     source = open_source(golden / name)
-    take_all(source, load_model_config(golden / name))
+    take_all(source, load_any_config(golden / name))
     source.finish()
 
 
