@@ -36,9 +36,15 @@ def measured(directories: Iterable[Path]) -> tunings.Choices:
     return choices
 
 
-def is_current(name: str, config: dict[str, Any]) -> bool:
-    """Whether there is such a kernel, and such a config of it."""
-    return name in TUNERS and config in [each.all_kwargs() for each in TUNERS[name].configs]
+def is_current(name: str, key: tuple[Any, ...], config: dict[str, Any]) -> bool:
+    """Whether there is such a kernel, asked for by so many values, and such a config of it."""
+    if name not in TUNERS:
+        return False
+    tuner = TUNERS[name]
+    # Behind the values, Triton's keys have the dtypes of all tensors.
+    num_values = sum(not str(part).startswith("torch.") for part in key)
+    known = [each.all_kwargs() for each in tuner.configs]
+    return num_values == len(tuner.keys) and config in known
 
 
 def main() -> int:
@@ -53,7 +59,7 @@ def main() -> int:
         return 1
     old = tunings.read(args.output) if args.output.exists() else {}
     choices = {
-        choice: config for choice, config in (old | new).items() if is_current(choice[0], config)
+        choice: config for choice, config in (old | new).items() if is_current(*choice, config)
     }
     tunings.write(args.output, choices)
     changed = sum(config != old.get(choice) for choice, config in choices.items())

@@ -178,9 +178,14 @@ class Kernels:
 
     @property
     def waiting(self) -> list[str]:
-        """Ops that a GPU has kernels for and that run otherwise, and may wait for the host."""
-        steps = BACKENDS["unfused"].implementations()
+        """Ops that a GPU has kernels for and that run otherwise, and may wait for the host.
+
+        Where none runs by such kernels, a word for all of them.
+        """
         able = {name for name, backend in BACKENDS.items() if backend.device != "cpu"}
+        if able.isdisjoint(self.backend_of.values()):  # and Triton need not be installed
+            return ["any op"]
+        steps = BACKENDS["unfused"].implementations()
         return [
             name
             for name in BACKENDS["triton"].implementations()

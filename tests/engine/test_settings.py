@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,13 @@ def test_what_is_in_the_way_of_graphs_on_a_gpu(settings: dict[str, Any], reason:
     obstacle = obstacle_to_graphs(config, CUDA, REFERENCE, LAYOUT)
     assert obstacle is not None
     assert reason in obstacle
+
+
+def test_a_gpu_without_triton_has_no_kernels_to_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "leadline.kernels.triton", None)
+    obstacle = obstacle_to_graphs(CONFIG, CUDA, REFERENCE, LAYOUT)
+    assert obstacle is not None
+    assert "no kernel of a GPU runs any op (kernel_backend)" in obstacle
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])

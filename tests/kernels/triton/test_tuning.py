@@ -173,8 +173,9 @@ def test_what_one_machine_measured_the_next_one_knows(tmp_path: Path) -> None:
 
     name = "leadline.kernels.triton.router._project"
     kept = triton.Config({"BLOCK": 64}, num_warps=4, num_stages=5).all_kwargs()
-    stale = {("gone._kernel", KEY): kept, (name, (1,)): {"BLOCK": 7}}
-    tunings.write(file, {(name, (2,)): kept, **stale})
+    other = (2, 64, 512, "torch.bfloat16")
+    stale = {("gone._kernel", KEY): kept, (name, other[1:]): kept, (name, KEY): {"BLOCK": 7}}
+    tunings.write(file, {(name, other): kept, **stale})
     said = first.run("scripts/collect_tunings.py", tmp_path / "first", "-o", file)
     assert "2 choices, 1 of them new or changed" in said
     assert len(tunings.read(file)) == 2
