@@ -20,7 +20,7 @@ from leadline.config.keys import (
     read_json,
     read_object,
 )
-from leadline.config.rules import RopeScaling, check_common
+from leadline.config.rules import RopeScaling, check_common, check_targets
 from leadline.core.errors import ConfigError, NotSupported
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
@@ -317,3 +317,4 @@ def _check_draft(c: ModelConfig) -> None:
         raise ConfigError("dspark_block_size and dspark_markov_rank must be positive with drafts")
     if not 1 <= c.dspark_num_experts_per_tok <= c.dspark_n_routed_experts:
         raise ConfigError("dspark_num_experts_per_tok must lie in 1..dspark_n_routed_experts")
+    check_targets(c)

@@ -94,5 +94,13 @@ def check_common(c: Any, *, model: str, architecture: str, quantization: Any) ->
             raise ConfigError(f"compress_ratios[{layer}] is {ratio}; it must not be negative")
     if any(c.compress_ratios[c.num_hidden_layers :]):
         raise ConfigError("compress_ratios of the draft stages (the last entries) must be 0")
+
+
+def check_targets(c: Any) -> None:
+    """DSpark's features come from layers that there are.
+
+    Raises:
+        ConfigError: one comes from elsewhere.
+    """
     if any(not 0 <= i < c.num_hidden_layers for i in c.dspark_target_layer_ids):
         raise ConfigError("dspark_target_layer_ids must be layer numbers of the backbone")

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from leadline.config.keys import as_object, collect, keys_to_json, missing_keys
-from leadline.config.rules import RopeScaling, check_common
+from leadline.config.rules import RopeScaling, check_common, check_targets
 from leadline.core.errors import ConfigError, NotSupported
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
@@ -248,6 +248,7 @@ def _check(c: V4Config) -> None:
                 "dspark_block_size is given, so dspark_markov_rank must be positive and "
                 "dspark_target_layer_ids name layers"
             )
+        check_targets(c)
     elif c.dspark_target_layer_ids:
         raise ConfigError("dspark_target_layer_ids is given without dspark_block_size")
     elif c.num_nextn_predict_layers > 1:

@@ -117,8 +117,7 @@ def test_on_a_gpu_weights_are_read_and_made_there(folder: Path) -> None:
 
 
 def test_tables_copied_to_memory_give_the_rows_of_the_files(folder: Path, tmp_path: Path) -> None:
-    memory = TableMemory(torch.device("cpu"), tmp_path)
-    config = load_any_config(folder)
+    memory, config = TableMemory(torch.device("cpu"), tmp_path), CONFIG
     copied = CheckpointSource(Checkpoint(folder), config, table_memory=memory)
     dummy = DummySource(config, table_memory=memory)
     for layer in config.engram_layer_ids:
