@@ -28,7 +28,7 @@ from leadline.kernels.triton import (
 )
 from tests.kernels.triton.test_attention import make_case
 from tests.kernels.triton.test_experts import choose, stacks
-from tests.kernels.triton.test_indexer import paged_keys, queries
+from tests.kernels.triton.test_indexer import WIDTH, paged_keys, queries
 from tests.kernels.triton.test_linear import packed, tokens
 from tests.kernels.triton.test_mhc import EPS, Site
 
@@ -173,7 +173,7 @@ def test_attention_alone_beside_rows_that_select_more(device: torch.device) -> N
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 def test_index_scores_alone_beside_longer_contexts(device: torch.device, exact: bool) -> None:
     q, weights = queries(9, 4, device)
-    keys, table = paged_keys(torch.randn(2, 150, 64), device)
+    keys, table = paged_keys(torch.randn(2, 150, WIDTH), device)
     request = torch.tensor([0] * 8 + [1], device=device)
     visible = torch.tensor([*range(20, 28), 150], device=device)
 
