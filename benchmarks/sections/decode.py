@@ -72,7 +72,12 @@ def cases(bench: Bench) -> Iterator[Case]:
             decoding = Decoding(engine, batch, context, sizes.warmup)
             found = launches(decoding, sizes.profiled)
             decoding.stop()
-            yield {"batch": batch, "context": context, **found}
+            yield {
+                "batch": batch,
+                "context": context,
+                "max_model_len": max_model_len,
+                **found,
+            }
 
 
 class Decoding:

@@ -74,8 +74,8 @@ V4_PRO_0813 = dataclasses.replace(
 
 # For tests: every kind of layer, partial blocks in FP8 weights, the official window and draft, and
 # widths that the packed records fit (v4-model 11).
-TINY_V4 = V4Config(
-    quantization_config=V4QuantizationConfig(),
+TINY_V4 = dataclasses.replace(
+    V4_FLASH,
     vocab_size=512,
     hidden_size=128,
     num_hidden_layers=6,
@@ -87,24 +87,16 @@ TINY_V4 = V4Config(
     o_lora_rank=64,
     o_groups=2,
     swiglu_limit=0.5,
-    rms_norm_eps=1e-6,
     max_position_embeddings=32768,
-    rope_theta=10000.0,
     compress_rope_theta=40000.0,
     rope_scaling=RopeScaling("yarn", 16.0, 32.0, 1.0, 2048),
     n_routed_experts=8,
     num_experts_per_tok=2,
-    routed_scaling_factor=1.5,
     num_hash_layers=2,
-    sliding_window=128,
     compress_ratios=(0, 4, 128, 4, 128, 4, 0, 0, 0),
     index_n_heads=16,
     index_head_dim=32,
     index_topk=16,
-    hc_mult=4,
-    hc_sinkhorn_iters=20,
-    hc_eps=1e-6,
-    num_nextn_predict_layers=1,
     dspark_block_size=3,
     dspark_noise_token_id=7,
     dspark_target_layer_ids=(3, 4, 5),

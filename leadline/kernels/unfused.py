@@ -15,12 +15,9 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, RecordField, WeightFormat
 from leadline.kernels.reference import attention, indexer, kv_store
-from leadline.kernels.reference.blocks import rows_per_block
+from leadline.kernels.reference.blocks import rows_of_scores, rows_per_block
 from leadline.kernels.reference.compressor import compress
 from leadline.kernels.reference.window import needs_staging
-
-# Scores that exist at once.
-_MAX_SCORES = 2**28
 
 
 def norm_rotate_store(
@@ -161,7 +158,7 @@ def candidate_logits(
     entries = blocks.unsqueeze(2) * block_size + torch.arange(block_size, device=q.device)
     entries = entries.flatten(1)  # absent ones are negative
     num_entries = page_table.shape[1] * keys.values.shape[1]
-    at_once = max(1, _MAX_SCORES // num_entries)
+    at_once = rows_of_scores(num_entries)
     parts = []
     for first in range(0, len(q), at_once):
         rows = slice(first, first + at_once)

@@ -11,13 +11,11 @@ from torch import Tensor
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
 from leadline.kernels.packed import RecordField, Weight
+from leadline.kernels.reference.blocks import rows_of_scores
 from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan
 from leadline.models.common.side_stream import SideStream
-
-# Scores that exist at once: a long chunk of a long prompt is scored and selected from in parts.
-_MAX_SCORES = 2**28
 
 
 @dataclass(slots=True)
@@ -172,7 +170,7 @@ class Indexer:
             )
             return
         entries, blocks = [], []
-        at_once = max(1, _MAX_SCORES // most)
+        at_once = rows_of_scores(most)
         for first in range(0, len(visible), at_once):
             part = slice(first, first + at_once)
             scores = ops.index_logits(

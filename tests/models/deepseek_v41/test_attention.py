@@ -100,5 +100,5 @@ def test_scores_may_be_made_in_parts(golden: Path, monkeypatch: pytest.MonkeyPat
         return torch.cat(stepper.step([(stepper.start(ids), len(ids)) for ids in prompts]))
 
     whole = prefill()
-    monkeypatch.setattr("leadline.models.deepseek_v41.attention._MAX_SCORES", 500)
+    monkeypatch.setattr("leadline.kernels.reference.blocks._SCORES", 500)
     torch.testing.assert_close(prefill(), whole, rtol=0, atol=1e-12)
