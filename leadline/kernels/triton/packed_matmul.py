@@ -2,11 +2,11 @@
 
 A decode step waits for the weights' bytes, so they are read once, as bytes. Few tokens meet them on
 FP8 tensor cores (``streamed_matmul``); for more, and on other GPUs, they become bf16 in registers:
-bit moves and one multiplication by the tile's scale. Many programs share a small matrix, along the
-input too; their partial sums are added in order by a second launch, which also applies what follows
-the product, up to the form in which the next product takes its input. Long prompts wait for
-arithmetic instead: the weights are written out as bf16 once a call, which costs a few percent, and
-multiplied by torch.
+bit moves and one multiplication by the tile's scale, here or in Hopper's own kernel
+(``packed_matmul_hopper``). Many programs share a small matrix, along the input too; their partial
+sums are added in order by a second launch, which also applies what follows the product, up to the
+form in which the next product takes its input. Long prompts wait for arithmetic instead: the
+weights are written out as bf16 once a call, which costs a few percent, and multiplied by torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from triton.language.target_info import cuda_capability_geq
 
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
+from leadline.kernels.triton import packed_matmul_hopper
+from leadline.kernels.triton.arrangement import Arranged, arrange
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED, processors
 from leadline.kernels.triton.partial_sums import add_parts, add_parts_into
@@ -111,6 +113,10 @@ def chained_matmul(
         operand = Operand.empty(tokens, second)
         add_parts_into(parts, operand, swiglu_limit=swiglu_limit)
         return add_parts(streamed_matmul(operand, second).flatten(2))
+    if _suits_hopper(tokens, second):
+        arranged = Arranged.empty(tokens, second)
+        add_parts_into(parts, arranged, rounds=second.quantizes_input, swiglu_limit=swiglu_limit)
+        return add_parts(packed_matmul_hopper.multiply(arranged, second).flatten(2))
     hidden = x.new_empty(tokens, 1, second.codes.shape[2])
     add_parts_into(parts, hidden, rounds=second.quantizes_input, swiglu_limit=swiglu_limit)
     return add_parts(_multiply(hidden, second, input_rounded=True))
@@ -118,6 +124,16 @@ def chained_matmul(
 
 def _is_streamed(tokens: int, weight: PackedWeight) -> bool:
     return _has_fp8_tensor_cores() and streams(planned_rows(tokens), weight)
+
+
+def _suits_hopper(tokens: int, weight: PackedWeight) -> bool:
+    """Whether Hopper's own kernel is the fastest way for what is not streamed."""
+    return (
+        not INTERPRETED
+        and triton.runtime.driver.active.get_current_target().arch == 90
+        and planned_rows(tokens) < _EXPANDED_FROM
+        and weight.codes.shape[2] % packed_matmul_hopper.CHANNELS == 0
+    )
 
 
 def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -> Tensor:
@@ -133,6 +149,8 @@ def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -
     rows = weight.codes.shape[1]
     if _is_streamed(tokens, weight):
         return streamed_matmul(encode(x, weight), weight).flatten(2)
+    if _suits_hopper(tokens, weight):
+        return packed_matmul_hopper.multiply(arrange(x, weight), weight).flatten(2)
     rounds_input = weight.quantizes_input and not input_rounded
     if rounds_input and planned > _ROUNDED_ON_THE_WAY:
         x, rounds_input = round_trip_fp8_32(x), False

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels.triton.arrangement import Arranged, store_arranged
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, hold_next, overlapped
 from leadline.kernels.triton.quant import on_fp8_32_grid
@@ -24,7 +25,7 @@ def add_parts(parts: Tensor) -> Tensor:
 
 def add_parts_into(
     parts: Tensor,
-    out: Tensor | Operand,
+    out: Tensor | Operand | Arranged,
     *,
     rounds: bool = False,
     swiglu_limit: float | None = None,
@@ -42,6 +43,8 @@ def add_parts_into(
     target, powers, terms, scaled = out, None, 1, 32
     if isinstance(out, Operand):
         target, powers, terms, scaled = out.codes, out.powers, out.terms, out.scaled
+    elif isinstance(out, Arranged):
+        target = out.values
     block = 256 if splits > 1 else 1024
     _sum_parts[(tokens, triton.cdiv(out_width, block))](
         parts,
@@ -54,6 +57,7 @@ def add_parts_into(
         SPLITS=triton.next_power_of_2(splits),
         SWIGLU=swiglu_limit is not None,
         ROUNDS=rounds,
+        ARRANGED=isinstance(out, Arranged),
         TERMS=terms,
         SCALED=scaled,
         BLOCK=block,
@@ -74,6 +78,7 @@ def _sum_parts(
     SPLITS: tl.constexpr,
     SWIGLU: tl.constexpr,
     ROUNDS: tl.constexpr,
+    ARRANGED: tl.constexpr,
     TERMS: tl.constexpr,
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -84,10 +89,10 @@ def _sum_parts(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < out_width
     mask = inside & (split < splits)
-    if powers is None:
-        await_previous()
-    else:  # the product that takes it fills the GPU
+    if powers is not None or ARRANGED:  # the product that takes it fills the GPU
         hold_next()
+    else:
+        await_previous()
     if SWIGLU:
         at = parts + (split * num_tokens + token) * 2 * out_width + channel
         gate = _rounded_sum(at, mask)
@@ -100,11 +105,13 @@ def _sum_parts(
     result = to_bf16(value)
     if ROUNDS:
         result = on_fp8_32_grid(result.to(tl.float32).reshape(1, BLOCK)).reshape(BLOCK)
-    if powers is None:
-        tl.store(out + token * out_width + channel, result, mask=inside)
-    else:
-        part = tl.program_id(1)
+    part = tl.program_id(1)
+    if powers is not None:
         store_operand(result, out, powers, 0, token, num_tokens, part, out_width, TERMS, SCALED)
+    elif ARRANGED:
+        store_arranged(result, out, 0, token, num_tokens, part, out_width)
+    else:
+        tl.store(out + token * out_width + channel, result, mask=inside)
 
 
 @triton.jit

@@ -1,0 +1,377 @@
+"""Products of some tokens with FP8 weights as stored, on Hopper (kernels.md 9 and 11).
+
+Weights stand on the side of the matrix instructions that may come from registers, tokens on the
+narrow side, in shared memory. One warp keeps copies of codes and tokens on their way into a ring of
+stages; the others turn codes into bf16, two instructions a code, while their last products are
+under way. ``arrangement`` says in which order of channels.
+
+This needs wgmma, setmaxnreg, bulk copies and mbarriers, thus Gluon and compute capability 9.0;
+``packed_matmul`` says what runs elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_wait
+
+from leadline.kernels.batch_invariance import planned_rows
+from leadline.kernels.packed import PackedWeight
+from leadline.kernels.triton import rings
+from leadline.kernels.triton.arrangement import Arranged
+from leadline.kernels.triton.launch import overlapped, processors
+
+CHANNELS = 128
+"""Of a stage: widths are multiples of it. Its halves lie one behind the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """What one program multiplies at a time.
+
+    Attributes:
+        tokens: at most.
+        rows: of the weight.
+        stages: of 128 channels, in shared memory.
+        num_warps: that multiply.
+        resident: programs of a multiprocessor.
+    """
+
+    tokens: int
+    rows: int
+    stages: int
+    num_warps: int
+    resident: int
+
+
+_TILES = (
+    _Tile(16, 128, stages=4, num_warps=8, resident=2),
+    _Tile(32, 128, stages=4, num_warps=8, resident=2),
+    _Tile(64, 128, stages=3, num_warps=8, resident=2),
+    _Tile(128, 256, stages=3, num_warps=8, resident=1),
+)
+_LOADING_WARPS = 4  # one that loads, and those that a warpgroup has besides
+_REGISTERS = 65536
+
+# A code and its sign eight times over become sign, exponent and mantissa of a bf16 by one shift and
+# one mask, 2^120 too small; the product takes 2^20 less back than it should (``packed_matmul``).
+_EXPAND = gl.constexpr("""
+{
+    .reg .b32 t;
+    prmt.b32 t, $4, 0, 0x9180;
+    shl.b32 t, t, 4;
+    and.b32 t, t, 0x87F087F0;
+    mul.rn.bf16x2 $0, t, $6;
+    prmt.b32 t, $4, 0, 0xB3A2;
+    shl.b32 t, t, 4;
+    and.b32 t, t, 0x87F087F0;
+    mul.rn.bf16x2 $1, t, $6;
+    prmt.b32 t, $5, 0, 0x9180;
+    shl.b32 t, t, 4;
+    and.b32 t, t, 0x87F087F0;
+    mul.rn.bf16x2 $2, t, $6;
+    prmt.b32 t, $5, 0, 0xB3A2;
+    shl.b32 t, t, 4;
+    and.b32 t, t, 0x87F087F0;
+    mul.rn.bf16x2 $3, t, $6;
+}
+""")
+_GROW = gl.constexpr(2.0**20)
+
+_CODES = gl.constexpr(gl.NVMMASharedLayout(64, 32, rank=3))
+_HALF_CODES = gl.constexpr(gl.NVMMASharedLayout(64, 32))
+_TOKENS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+_HALF_TOKENS = gl.constexpr(gl.NVMMASharedLayout(128, 16))
+
+
+def multiply(x: Arranged, weight: PackedWeight) -> Tensor:
+    """``x W^T`` for each group, in parts yet to be added.
+
+    Args:
+        x: at least one token, as ``arrange`` makes it for this weight.
+        weight: as ``packed_matmul`` takes it, ``in`` a multiple of 128.
+
+    Returns:
+        ``[parts, m, G, out]`` float32, or bf16 where there is one part.
+    """
+    groups, rows, width = weight.codes.shape
+    tokens = x.values.shape[1]
+    planned = planned_rows(tokens)
+    tile = next((tile for tile in _TILES if tile.tokens >= planned), _TILES[-1])
+    row_blocks = groups * triton.cdiv(rows, tile.rows)
+    room = tile.resident * processors(weight.codes.device)
+    chunks = width // CHANNELS
+    splits = min(max(room // (row_blocks * triton.cdiv(planned, tile.tokens)), 1), chunks)
+    dtype = torch.float32 if splits > 1 else torch.bfloat16
+    parts = x.values.new_empty(splits, tokens, groups, rows, dtype=dtype)
+    _multiply_tile[(triton.cdiv(tokens, tile.tokens), row_blocks, splits)](
+        TensorDescriptor(
+            x.values,
+            list(x.values.shape),
+            list(x.values.stride()),
+            [2, tile.tokens, 64],
+            _TOKENS.value,
+        ),
+        TensorDescriptor(
+            weight.codes.view(torch.int32),
+            [width // 64, groups * rows, 16],
+            [16, width // 4, 1],
+            [2, tile.rows, 16],
+            _CODES.value,
+        ),
+        weight.scales.view(torch.int32),
+        parts,
+        tokens,
+        rows,
+        groups,
+        chunks,
+        ROWS=tile.rows,
+        TOKENS=tile.tokens,
+        STAGES=tile.stages,
+        num_warps=tile.num_warps,
+        maxnreg=_REGISTERS // (32 * (tile.num_warps + _LOADING_WARPS) * tile.resident) // 8 * 8,
+        **overlapped(),
+    )
+    return parts
+
+
+class _Ring(NamedTuple):
+    """Stages in shared memory: codes by four ``[2, rows, 16]``, and tokens ``[2, tokens, 64]``."""
+
+    codes: Any
+    tokens: Any
+    full: Any
+    empty: Any
+
+
+class _Place(NamedTuple):
+    """What a program multiplies."""
+
+    group: Any
+    row: Any
+    token: Any
+    chunk: Any
+    chunks: Any
+
+
+@gluon.jit(do_not_specialize=["num_tokens", "num_groups", "all_chunks"])
+def _multiply_tile(
+    x,
+    codes,
+    scales,
+    parts,
+    num_tokens,
+    num_rows,
+    num_groups,
+    all_chunks,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """A block of tokens by a block of a group's rows, over one part of the input.
+
+    Args:
+        x: descriptor of the tokens.
+        codes: descriptor of the weight's codes, four in a word.
+        scales: words of four, those of a stage.
+        parts: of the result.
+        num_tokens: of all.
+        num_rows: of a group.
+        num_groups: of the weight.
+        all_chunks: stages of all parts together.
+        ROWS: of a block.
+        TOKENS: of a block.
+        STAGES: in shared memory.
+    """
+    ring = _Ring(
+        gl.allocate_shared_memory(gl.int32, [STAGES, 2, ROWS, 16], _CODES),
+        gl.allocate_shared_memory(gl.bfloat16, [STAGES, 2, TOKENS, 64], _TOKENS),
+        rings.barriers(STAGES, 1),
+        rings.barriers(STAGES, 1),
+    )
+    sizes = num_tokens, num_rows, num_groups, all_chunks
+    gl.warp_specialize(
+        [
+            (_multiply, (ring, scales, parts, sizes, ROWS, TOKENS, gl.num_warps())),
+            (_load, (ring, x, codes, sizes, ROWS, TOKENS)),
+        ],
+        [1],
+        [24],
+    )
+
+
+@gluon.jit
+def _place(sizes, ROWS: gl.constexpr, TOKENS: gl.constexpr):
+    _, num_rows, _, all_chunks = sizes
+    blocks = gl.cdiv(num_rows, ROWS)
+    splits = gl.num_programs(2)
+    chunk = gl.program_id(2) * all_chunks // splits
+    chunks = (gl.program_id(2) + 1) * all_chunks // splits - chunk
+    gl.assume(chunks > 0)  # or sums might be finished without a product, which costs their overlap
+    group, block = gl.program_id(1) // blocks, gl.program_id(1) % blocks
+    return _Place(group, block * ROWS, gl.program_id(0) * TOKENS, chunk, chunks)
+
+
+@gluon.jit
+def _load(ring, x, codes, sizes, ROWS: gl.constexpr, TOKENS: gl.constexpr):
+    """Keep the ring full. Weights do not wait for the launch that arranges tokens."""
+    stages: gl.constexpr = ring.full.shape[0]
+    place = _place(sizes, ROWS, TOKENS)
+    first = gl.minimum(place.chunks, stages)
+    for turn in range(first):
+        _load_codes(ring, codes, sizes, place, turn)
+    gdc_wait()
+    for turn in range(first):
+        _load_tokens(ring, x, sizes, place, turn)
+    for turn in range(first, place.chunks):
+        rings.wait_empty(ring.empty, turn)
+        _load_codes(ring, codes, sizes, place, turn)
+        _load_tokens(ring, x, sizes, place, turn)
+
+
+@gluon.jit
+def _load_codes(ring, codes, sizes, place, turn):
+    stages: gl.constexpr = ring.full.shape[0]
+    barrier = ring.full.index(turn % stages)
+    # What is loaded beyond the end counts too.
+    mbarrier.expect(barrier, 128 * ring.codes.shape[2] + 256 * ring.tokens.shape[2])
+    at = [2 * (place.chunk + turn), place.group * sizes[1] + place.row, 0]
+    tma.async_copy_global_to_shared(codes, at, barrier, ring.codes.index(turn % stages))
+
+
+@gluon.jit
+def _load_tokens(ring, x, sizes, place, turn):
+    stages: gl.constexpr = ring.full.shape[0]
+    at = [2 * (place.group * sizes[3] + place.chunk + turn), place.token, 0]
+    stage = ring.tokens.index(turn % stages)
+    tma.async_copy_global_to_shared(x, at, ring.full.index(turn % stages), stage)
+
+
+@gluon.jit
+def _multiply(
+    ring,
+    scales,
+    parts,
+    sizes,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Sums of a tile: each half of a stage is expanded while the one before is multiplied."""
+    stages: gl.constexpr = ring.full.shape[0]
+    sums_layout: gl.constexpr = _layout_of_sums(TOKENS, WARPS)
+    num_tokens, num_rows, num_groups, all_chunks = sizes
+    place = _place(sizes, ROWS, TOKENS)
+    # Words of four scales, one stage ahead: these are too few to be copied with the codes.
+    tile_row = gl.arange(0, ROWS // 32, layout=gl.SliceLayout(1, _layout_of_scales(ROWS, WARPS)))
+    tile_rows = gl.cdiv(num_rows, 32)
+    tile_row = place.group * tile_rows + gl.minimum(place.row // 32 + tile_row, tile_rows - 1)
+    at_scale = scales + tile_row * all_chunks + place.chunk
+    following = gl.load(at_scale)
+    sums = warpgroup_mma_init(gl.zeros([ROWS, TOKENS], gl.float32, sums_layout))
+    second = gl.zeros([ROWS, 64], gl.bfloat16, gl.DotOperandLayout(0, sums_layout, 2))
+    for turn in range(place.chunks):
+        exponents = following
+        following = gl.load(at_scale + gl.minimum(turn + 1, place.chunks - 1))
+        rings.wait_full(ring.full, turn)
+        first = _expand(ring, turn, 0, exponents, sums_layout)
+        sums = warpgroup_mma(first, _tokens(ring, turn, 0), sums, is_async=True)
+        # Operands in registers may not change before the product has read them.
+        sums, second = warpgroup_mma_wait(1, deps=(sums, second))
+        mbarrier.arrive(ring.empty.index((turn + stages - 1) % stages), pred=turn > 0)
+        second = _expand(ring, turn, 1, exponents, sums_layout)
+        sums = warpgroup_mma_init(sums)
+        sums = warpgroup_mma(second, _tokens(ring, turn, 1), sums, is_async=True)
+        sums, first = warpgroup_mma_wait(1, deps=(sums, first))
+        sums = warpgroup_mma_init(sums)
+    sums, second = warpgroup_mma_wait(0, deps=(sums, second))
+
+    token = place.token + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, sums_layout))
+    row = place.row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, sums_layout))
+    parts += gl.program_id(2).to(gl.int64) * (num_tokens * num_groups * num_rows)
+    at = parts + place.group * num_rows + token[None, :] * (num_groups * num_rows) + row[:, None]
+    inside = (token < num_tokens)[None, :] & (row < num_rows)[:, None]
+    gl.store(at, (sums * _GROW).to(parts.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _tokens(ring, turn, HALF: gl.constexpr):
+    """Half a stage's channels of all tokens, the right operand."""
+    stages: gl.constexpr = ring.full.shape[0]
+    shape: gl.constexpr = [2 * stages, ring.tokens.shape[2], 64]
+    halves = ring.tokens._reinterpret(gl.bfloat16, shape, _HALF_TOKENS)
+    return halves.index(2 * (turn % stages) + HALF).permute((1, 0))
+
+
+@gluon.jit
+def _expand(ring, turn, HALF: gl.constexpr, exponents, SUMS: gl.constexpr):
+    """Half a stage's codes as the left operand, 2^-20 times their values."""
+    stages: gl.constexpr = ring.full.shape[0]
+    rows: gl.constexpr = ring.codes.shape[2]
+    warps: gl.constexpr = SUMS.warps_per_cta[0]
+    halves = ring.codes._reinterpret(gl.int32, [2 * stages, rows, 16], _HALF_CODES)
+    words = halves.index(2 * (turn % stages) + HALF).load(_layout_of_words(rows, warps))
+    of_blocks: gl.constexpr = gl.SliceLayout(0, _layout_of_scales(rows, warps))
+    shift = 16 * HALF + 8 * gl.arange(0, 2, layout=of_blocks)
+    # No more than bf16 can hold: beyond, weights are 0, or loading refuses them.
+    exponents = gl.minimum((exponents[:, None] >> shift[None, :]) & 0xFF, 154)
+    factors = (exponents + 100) * 0x800080  # in both halves of a word
+    factors = gl.expand_dims(gl.expand_dims(factors, 1), 3)
+    factors = gl.reshape(factors.broadcast_to([rows // 32, 32, 2, 8]), [rows, 16])
+    factors = gl.convert_layout(factors, _layout_of_words(rows, warps), assert_trivial=True)
+    a, b, c, d = gl.inline_asm_elementwise(
+        _EXPAND, "=&r,=&r,=&r,=&r,r,r,r,r", [words, factors], (gl.bfloat16,) * 4, True, 2
+    )
+    # [rows, thread, 8 apart, neighbour, pair, pair] -> the order of ``arrangement``.
+    values = gl.reshape(gl.join(gl.join(a, b), gl.join(c, d)), [rows, 4, 2, 2, 2, 2])
+    values = gl.reshape(gl.permute(values, (0, 5, 4, 2, 1, 3)), [rows, 64])
+    return gl.convert_layout(values, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
+
+
+@gluon.constexpr_function
+def _layout_of_sums(tokens, warps):
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 16])
+
+
+@gluon.constexpr_function
+def _layout_of_words(rows, warps, by_scale=False):
+    """Of ``[rows, 16]``, or of ``[rows / 32, 32, 2, 8]``: rows as the operand has them.
+
+    Each of four threads holds four words in a row.
+    """
+
+    def row(index):
+        return [index // 32, index % 32, 0, 0] if by_scale else [index, 0]
+
+    def word(index):
+        return [0, 0, index // 8, index % 8] if by_scale else [0, index]
+
+    of_warps = [row(1 << bit) for bit in range(4, rows.bit_length() - 1)]
+    held = warps.bit_length() - 1
+    return gl.DistributedLinearLayout(
+        reg_bases=[word(1), word(2), row(8), *of_warps[held:]],
+        lane_bases=[word(4), word(8), row(1), row(2), row(4)],
+        warp_bases=of_warps[:held],
+        block_bases=[],
+        shape=[rows // 32, 32, 2, 8] if by_scale else [rows, 16],
+    )
+
+
+@gluon.constexpr_function
+def _layout_of_scales(rows, warps):
+    """Of ``[rows / 32, 2]``, a number for each eight words of 32 rows."""
+    return gl.SliceLayout(1, gl.SliceLayout(3, _layout_of_words(rows, warps, True)))
