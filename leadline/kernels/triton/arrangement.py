@@ -86,9 +86,9 @@ def store_arranged(value, values, group, token, num_tokens, part, width):
         width: channels of a group.
     """
     BLOCK: tl.constexpr = value.shape[0]
-    channel = part * BLOCK + tl.arange(0, BLOCK)
-    # Bits 1 and 2, which of the thread's pairs, change places with bits 4 and 5, the thread.
-    place = channel & 0b001001 | channel >> 3 & 0b000110 | channel << 3 & 0b110000
-    block = group * (width // 64) + channel // 64
-    at = values + (block.to(tl.int64) * num_tokens + token) * 64 + place
-    tl.store(at, value, mask=channel < width)
+    # [.., thread, 8 apart, pair, neighbour]: pairs of a thread follow one another.
+    value = value.reshape(BLOCK // 64, 4, 2, 4, 2).permute(0, 3, 2, 1, 4).reshape(BLOCK)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    block = group * (width // 64) + place // 64
+    at = values + (block.to(tl.int64) * num_tokens + token) * 64 + place % 64
+    tl.store(at, value, mask=place < width)
