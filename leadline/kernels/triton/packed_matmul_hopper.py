@@ -1,11 +1,11 @@
 """Products of some tokens with FP8 weights as stored, on Hopper (kernels.md 9 and 11).
 
 Weights stand on the side of the matrix instructions that may come from registers, tokens on the
-narrow side, in shared memory. One warp keeps copies of codes and tokens on their way into a ring of
-stages; the others turn codes into bf16, two instructions a code, while their last products are
-under way. ``arrangement`` says in which order of channels.
+narrow side, in shared memory. Both are copied there in bulk, some stages ahead; codes become bf16
+in registers, two instructions a code, while the last products are under way. ``arrangement`` says
+in which order of channels.
 
-This needs wgmma, setmaxnreg, bulk copies and mbarriers, thus Gluon and compute capability 9.0;
+This needs wgmma, bulk copies and mbarriers, thus Gluon and compute capability 9.0;
 ``packed_matmul`` says what runs elsewhere.
 """
 
@@ -58,14 +58,16 @@ class _Tile:
     resident: int
 
 
+# Few tokens wait for memory: small tiles, several on a multiprocessor. Many wait for the matrix
+# instructions and for tokens, which large tiles read less often.
 _TILES = (
-    _Tile(16, 128, stages=4, num_warps=8, resident=2),
-    _Tile(32, 128, stages=4, num_warps=8, resident=2),
+    _Tile(16, 64, stages=4, num_warps=4, resident=4),
+    _Tile(32, 64, stages=3, num_warps=4, resident=4),
     _Tile(64, 128, stages=3, num_warps=8, resident=2),
-    _Tile(128, 256, stages=3, num_warps=8, resident=1),
+    _Tile(128, 128, stages=4, num_warps=8, resident=1),
 )
-_LOADING_WARPS = 4  # one that loads, and those that a warpgroup has besides
-_REGISTERS = 65536
+_MANY_TOKENS = _Tile(128, 256, stages=3, num_warps=8, resident=1)
+_MOST_SPLITS = 16
 
 # A code and its sign eight times over become sign, exponent and mantissa of a bf16 by one shift and
 # one mask, 2^120 too small; the product takes 2^20 less back than it should (``packed_matmul``).
@@ -111,11 +113,14 @@ def multiply(x: Arranged, weight: PackedWeight) -> Tensor:
     groups, rows, width = weight.codes.shape
     tokens = x.values.shape[1]
     planned = planned_rows(tokens)
-    tile = next((tile for tile in _TILES if tile.tokens >= planned), _TILES[-1])
+    tile = next((tile for tile in _TILES if tile.tokens >= planned), _MANY_TOKENS)
     row_blocks = groups * triton.cdiv(rows, tile.rows)
-    room = tile.resident * processors(weight.codes.device)
     chunks = width // CHANNELS
-    splits = min(max(room // (row_blocks * triton.cdiv(planned, tile.tokens)), 1), chunks)
+    splits = _splits(
+        row_blocks * triton.cdiv(planned, tile.tokens),
+        chunks,
+        tile.resident * processors(weight.codes.device),
+    )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.values.new_empty(splits, tokens, groups, rows, dtype=dtype)
     _multiply_tile[(triton.cdiv(tokens, tile.tokens), row_blocks, splits)](
@@ -143,10 +148,26 @@ def multiply(x: Arranged, weight: PackedWeight) -> Tensor:
         TOKENS=tile.tokens,
         STAGES=tile.stages,
         num_warps=tile.num_warps,
-        maxnreg=_REGISTERS // (32 * (tile.num_warps + _LOADING_WARPS) * tile.resident) // 8 * 8,
         **overlapped(),
     )
     return parts
+
+
+def _splits(blocks: int, chunks: int, room: int) -> int:
+    """Into how many parts to cut the input, so that all multiprocessors have as much to do.
+
+    To begin and to end costs a program some four stages.
+
+    Args:
+        blocks: programs of one split.
+        chunks: stages of all splits together.
+        room: programs that the GPU holds at a time.
+    """
+
+    def cost(splits: int) -> int:
+        return triton.cdiv(blocks * splits, room) * (triton.cdiv(chunks, splits) + 4)
+
+    return min(range(1, min(_MOST_SPLITS, chunks) + 1), key=cost)
 
 
 class _Ring(NamedTuple):
@@ -155,16 +176,17 @@ class _Ring(NamedTuple):
     codes: Any
     tokens: Any
     full: Any
-    empty: Any
 
 
-class _Place(NamedTuple):
-    """What a program multiplies."""
+class _Source(NamedTuple):
+    """What a program copies: descriptors of codes and tokens, and where its part of each begins."""
 
-    group: Any
+    codes: Any
     row: Any
+    code_chunk: Any
+    tokens: Any
     token: Any
-    chunk: Any
+    token_chunk: Any
     chunks: Any
 
 
@@ -197,102 +219,47 @@ def _multiply_tile(
         TOKENS: of a block.
         STAGES: in shared memory.
     """
+    warps: gl.constexpr = gl.num_warps()
+    sums_layout: gl.constexpr = _layout_of_sums(TOKENS, warps)
+    blocks = gl.cdiv(num_rows, ROWS)
+    group, block = gl.program_id(1) // blocks, gl.program_id(1) % blocks
+    splits = gl.num_programs(2)
+    begin = gl.program_id(2) * all_chunks // splits
+    chunks = (gl.program_id(2) + 1) * all_chunks // splits - begin
+    gl.assume(chunks > 0)  # or sums might be finished without a product, which costs their overlap
     ring = _Ring(
         gl.allocate_shared_memory(gl.int32, [STAGES, 2, ROWS, 16], _CODES),
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, 2, TOKENS, 64], _TOKENS),
         rings.barriers(STAGES, 1),
-        rings.barriers(STAGES, 1),
     )
-    sizes = num_tokens, num_rows, num_groups, all_chunks
-    gl.warp_specialize(
-        [
-            (_multiply, (ring, scales, parts, sizes, ROWS, TOKENS, gl.num_warps())),
-            (_load, (ring, x, codes, sizes, ROWS, TOKENS)),
-        ],
-        [1],
-        [24],
-    )
-
-
-@gluon.jit
-def _place(sizes, ROWS: gl.constexpr, TOKENS: gl.constexpr):
-    _, num_rows, _, all_chunks = sizes
-    blocks = gl.cdiv(num_rows, ROWS)
-    splits = gl.num_programs(2)
-    chunk = gl.program_id(2) * all_chunks // splits
-    chunks = (gl.program_id(2) + 1) * all_chunks // splits - chunk
-    gl.assume(chunks > 0)  # or sums might be finished without a product, which costs their overlap
-    group, block = gl.program_id(1) // blocks, gl.program_id(1) % blocks
-    return _Place(group, block * ROWS, gl.program_id(0) * TOKENS, chunk, chunks)
-
-
-@gluon.jit
-def _load(ring, x, codes, sizes, ROWS: gl.constexpr, TOKENS: gl.constexpr):
-    """Keep the ring full. Weights do not wait for the launch that arranges tokens."""
-    stages: gl.constexpr = ring.full.shape[0]
-    place = _place(sizes, ROWS, TOKENS)
-    first = gl.minimum(place.chunks, stages)
-    for turn in range(first):
-        _load_codes(ring, codes, sizes, place, turn)
+    row, token = group * num_rows + block * ROWS, gl.program_id(0) * TOKENS
+    source = _Source(codes, row, begin, x, token, group * all_chunks + begin, chunks)
+    # Weights do not wait for the launch that arranges tokens.
+    for turn in gl.static_range(STAGES - 1):
+        _copy_codes(source, ring, turn)
     gdc_wait()
-    for turn in range(first):
-        _load_tokens(ring, x, sizes, place, turn)
-    for turn in range(first, place.chunks):
-        rings.wait_empty(ring.empty, turn)
-        _load_codes(ring, codes, sizes, place, turn)
-        _load_tokens(ring, x, sizes, place, turn)
+    for turn in gl.static_range(STAGES - 1):
+        _copy_tokens(source, ring, turn)
 
-
-@gluon.jit
-def _load_codes(ring, codes, sizes, place, turn):
-    stages: gl.constexpr = ring.full.shape[0]
-    barrier = ring.full.index(turn % stages)
-    # What is loaded beyond the end counts too.
-    mbarrier.expect(barrier, 128 * ring.codes.shape[2] + 256 * ring.tokens.shape[2])
-    at = [2 * (place.chunk + turn), place.group * sizes[1] + place.row, 0]
-    tma.async_copy_global_to_shared(codes, at, barrier, ring.codes.index(turn % stages))
-
-
-@gluon.jit
-def _load_tokens(ring, x, sizes, place, turn):
-    stages: gl.constexpr = ring.full.shape[0]
-    at = [2 * (place.group * sizes[3] + place.chunk + turn), place.token, 0]
-    stage = ring.tokens.index(turn % stages)
-    tma.async_copy_global_to_shared(x, at, ring.full.index(turn % stages), stage)
-
-
-@gluon.jit
-def _multiply(
-    ring,
-    scales,
-    parts,
-    sizes,
-    ROWS: gl.constexpr,
-    TOKENS: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """Sums of a tile: each half of a stage is expanded while the one before is multiplied."""
-    stages: gl.constexpr = ring.full.shape[0]
-    sums_layout: gl.constexpr = _layout_of_sums(TOKENS, WARPS)
-    num_tokens, num_rows, num_groups, all_chunks = sizes
-    place = _place(sizes, ROWS, TOKENS)
     # Words of four scales, one stage ahead: these are too few to be copied with the codes.
-    tile_row = gl.arange(0, ROWS // 32, layout=gl.SliceLayout(1, _layout_of_scales(ROWS, WARPS)))
+    tile = gl.arange(0, ROWS // 32, layout=gl.SliceLayout(1, _layout_of_scales(ROWS, warps)))
     tile_rows = gl.cdiv(num_rows, 32)
-    tile_row = place.group * tile_rows + gl.minimum(place.row // 32 + tile_row, tile_rows - 1)
-    at_scale = scales + tile_row * all_chunks + place.chunk
+    tile = group * tile_rows + gl.minimum(block * (ROWS // 32) + tile, tile_rows - 1)
+    at_scale = scales + tile * all_chunks + begin
     following = gl.load(at_scale)
     sums = warpgroup_mma_init(gl.zeros([ROWS, TOKENS], gl.float32, sums_layout))
     second = gl.zeros([ROWS, 64], gl.bfloat16, gl.DotOperandLayout(0, sums_layout, 2))
-    for turn in range(place.chunks):
+    for turn in range(chunks):
         exponents = following
-        following = gl.load(at_scale + gl.minimum(turn + 1, place.chunks - 1))
         rings.wait_full(ring.full, turn)
         first = _expand(ring, turn, 0, exponents, sums_layout)
         sums = warpgroup_mma(first, _tokens(ring, turn, 0), sums, is_async=True)
         # Operands in registers may not change before the product has read them.
         sums, second = warpgroup_mma_wait(1, deps=(sums, second))
-        mbarrier.arrive(ring.empty.index((turn + stages - 1) % stages), pred=turn > 0)
+        gl.thread_barrier()  # all are through with the stage before
+        _copy_codes(source, ring, turn + STAGES - 1)
+        _copy_tokens(source, ring, turn + STAGES - 1)
+        following = gl.load(at_scale + gl.minimum(turn + 1, chunks - 1))
         second = _expand(ring, turn, 1, exponents, sums_layout)
         sums = warpgroup_mma_init(sums)
         sums = warpgroup_mma(second, _tokens(ring, turn, 1), sums, is_async=True)
@@ -300,17 +267,45 @@ def _multiply(
         sums = warpgroup_mma_init(sums)
     sums, second = warpgroup_mma_wait(0, deps=(sums, second))
 
-    token = place.token + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, sums_layout))
-    row = place.row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, sums_layout))
+    token += gl.arange(0, TOKENS, layout=gl.SliceLayout(0, sums_layout))
+    row = block * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, sums_layout))
     parts += gl.program_id(2).to(gl.int64) * (num_tokens * num_groups * num_rows)
-    at = parts + place.group * num_rows + token[None, :] * (num_groups * num_rows) + row[:, None]
+    at = parts + group * num_rows + token[None, :] * (num_groups * num_rows) + row[:, None]
     inside = (token < num_tokens)[None, :] & (row < num_rows)[:, None]
     gl.store(at, (sums * _GROW).to(parts.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
+def _copy_codes(source, ring, turn):
+    """Start to copy those of a stage, if there is one, and expect its tokens too."""
+    stage = turn % ring.full.shape[0]
+    is_there = turn < source.chunks
+    # What lies beyond the end is zeros, and counts.
+    size: gl.constexpr = 128 * ring.codes.shape[2] + 256 * ring.tokens.shape[2]
+    mbarrier.expect(ring.full.index(stage), size, is_there)
+    at = [2 * (source.code_chunk + turn), source.row, 0]
+    tma.async_copy_global_to_shared(
+        source.codes, at, ring.full.index(stage), ring.codes.index(stage), is_there
+    )
+
+
+@gluon.jit
+def _copy_tokens(source, ring, turn):
+    """Likewise the tokens of a stage."""
+    stage = turn % ring.full.shape[0]
+    at = [2 * (source.token_chunk + turn), source.token, 0]
+    tma.async_copy_global_to_shared(
+        source.tokens,
+        at,
+        ring.full.index(stage),
+        ring.tokens.index(stage),
+        turn < source.chunks,
+    )
+
+
+@gluon.jit
 def _tokens(ring, turn, HALF: gl.constexpr):
-    """Half a stage's channels of all tokens, the right operand."""
+    """The right operand: half a stage's channels."""
     stages: gl.constexpr = ring.full.shape[0]
     shape: gl.constexpr = [2 * stages, ring.tokens.shape[2], 64]
     halves = ring.tokens._reinterpret(gl.bfloat16, shape, _HALF_TOKENS)
