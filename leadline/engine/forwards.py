@@ -167,18 +167,30 @@ class Graphs:
         return len(self._decode_rows) + len(self._lower_rows) + len(self._upper_rows)
 
     @torch.inference_mode()
+    def launch_largest(self, count: int) -> None:
+        """Launch once, op by op, what ``capture_largest`` would capture."""
+        self._make_buffers()
+        for _, _, run in self._largest(count):
+            run()
+
+    @torch.inference_mode()
     def capture_largest(self, count: int) -> None:
         """Capture so many of each kind, the largest one first: the others find its memory free."""
         self._make_buffers()
+        for replays, rows, run in self._largest(count):
+            replays[rows] = self._capture(run)
+
+    def _largest(self, count: int) -> Iterator[tuple[dict[int, Replay], int, Callable[[], None]]]:
+        """Where the graph of each belongs, its rows, and what launches it with the stand-ins."""
         for rows in reversed(self._lower_rows[-count:]):
             self._load_stand_ins(self._prompts, self._prefill_shape(rows, 0), num_upper=0)
-            self._lower[rows] = self._capture(functools.partial(self._run_lower, rows))
+            yield self._lower, rows, functools.partial(self._run_lower, rows)
         for rows in reversed(self._upper_rows[-count:]):
             self._load_stand_ins(self._prompts, self._prefill_shape(rows, rows), num_upper=rows)
-            self._upper[rows] = self._capture(functools.partial(self._run_upper, rows))
+            yield self._upper, rows, functools.partial(self._run_upper, rows)
         for rows in reversed(self._decode_rows[-count:]):
             self._load_stand_ins(self._decodes, self._decode_shape(rows))
-            self._decode[rows] = self._capture(functools.partial(self._run_decode, rows))
+            yield self._decode, rows, functools.partial(self._run_decode, rows)
 
     def prepare(self, groups: Sequence[RowGroup]) -> tuple[ForwardBatch, Callable[[], Tensor]]:
         """See ``Forwards``."""
