@@ -75,12 +75,9 @@ def compile_ahead(work: Callable[[], object]) -> None:
 def side_by_side() -> Iterator[None]:
     """Kernels that are launched inside for ``warmup`` are compiled by threads, at the end.
 
-    Inside another one, at the end of that. Launches would wait for threads that begin earlier:
-    Triton holds the interpreter's lock for a fifth of a compilation.
+    Launches would wait for threads that begin earlier: Triton holds the interpreter's lock for a
+    fifth of a compilation.
     """
-    if is_on():
-        yield
-        return
     begin = threading.Event()
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import time
@@ -45,6 +46,18 @@ class Tuner(Autotuner):  # type: ignore[misc]
         self.name = f"{function.__module__}.{function.__name__}{variant and f'[{variant}]'}"
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._uncompiled: list[triton.Config] = []
+        self._unmeasured = copy.copy(self.configs[0])  # known by its identity
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config of the key; ahead, with all configs if it is not known yet.
+
+        Launches of one key may need other kernels, so that this holds for every one of them.
+        """
+        kernel = super().run(*args, **kwargs)
+        if self.best_config is self._unmeasured:
+            for each in self.configs:
+                self.fn.run(*args, **kwargs, **each.all_kwargs())
+        return kernel
 
     def check_disk_cache(
         self,
@@ -65,7 +78,7 @@ class Tuner(Autotuner):  # type: ignore[misc]
         try:
             found: bool = super().check_disk_cache(named_key, configs, bench_fn)
         except ahead.NotLaunchedError:
-            self.cache[tuning_key] = configs[0]
+            self.cache[tuning_key] = self._unmeasured
             ahead.afterwards(self.cache.pop, tuning_key)
             return True
         if found:
@@ -81,13 +94,13 @@ class Tuner(Autotuner):  # type: ignore[misc]
 
     def _bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
         """Compile all configs side by side before the first of a key is measured."""
+        if ahead.is_on():
+            raise ahead.NotLaunchedError
         if configs := self._uncompiled:
             self._uncompiled = []
             with ahead.side_by_side():
                 for each in configs:
                     self.fn.run(*args, **{**meta, "warmup": True}, **each.all_kwargs())
-        if ahead.is_on():
-            raise ahead.NotLaunchedError
         return super()._bench(*args, config=config, **meta)
 
 

@@ -63,9 +63,10 @@ class Toolchain:
         self.launched += 1
 
     def measure(self, call: Callable[[], object], quantiles: Any) -> list[float]:
+        """Finds the last config the fastest."""
         self.measured += 1
         call()
-        return [float(self.measured)] * len(quantiles)
+        return [-float(self.measured)] * len(quantiles)
 
     def told(self, work: Callable[[], object]) -> dict[str, Any]:
         """What work does, and how it ends."""
