@@ -168,10 +168,14 @@ class Graphs:
 
     @torch.inference_mode()
     def launch_largest(self, count: int) -> None:
-        """Launch once, op by op, what ``capture_largest`` would capture."""
-        self._make_buffers()
-        for _, _, run in self._largest(count):
-            run()
+        """Launch once, op by op, what ``capture_largest`` would capture, and keep nothing."""
+        try:
+            self._make_buffers()
+            for _, _, run in self._largest(count):
+                run()
+        finally:
+            self._lower_out = self._upper_in = ()
+            self._hidden = torch.empty(0)
 
     @torch.inference_mode()
     def capture_largest(self, count: int) -> None:
@@ -341,9 +345,10 @@ class CudaCapture:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes of a GPU's memory that are in use."""
+    """Bytes of a GPU's memory that are in use; what torch only keeps is given back."""
     if device.type == "cpu":
         return 0
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return total - free
 
