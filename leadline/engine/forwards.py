@@ -25,6 +25,7 @@ from torch import Tensor
 from leadline.cache.sizing import CacheSize, pages_of
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder, BatchLayout, BatchShape, StaticBatch
+from leadline.engine.memory import bytes_in_use
 from leadline.engine.plan import RowGroup, RowKind
 from leadline.models.batch import ForwardBatch, Model, forward
 
@@ -149,7 +150,7 @@ class Graphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture all graphs."""
-        start, before = time.perf_counter(), _memory(self._builder.device)
+        start, before = time.perf_counter(), bytes_in_use(self._builder.device)
         self.capture_largest(self.num_graphs)
         logger.info(
             "graphs: %d of decode rows (up to %d), %d and %d of prompts (up to %d and %d); "
@@ -158,7 +159,7 @@ class Graphs:
             *(len(self._lower_rows), len(self._upper_rows)),
             *(max(self._lower_rows, default=0), max(self._upper_rows, default=0)),
             time.perf_counter() - start,
-            (_memory(self._builder.device) - before) / 2**30,
+            (bytes_in_use(self._builder.device) - before) / 2**30,
         )
 
     @property
@@ -342,15 +343,6 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool):
             run()
         return graph.replay
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes of a GPU's memory that are in use; what torch only keeps is given back."""
-    if device.type == "cpu":
-        return 0
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
 
 
 def _buffers(like: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:

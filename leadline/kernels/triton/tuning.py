@@ -47,6 +47,7 @@ class Tuner(Autotuner):  # type: ignore[misc]
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._uncompiled: list[triton.Config] = []
         self._unmeasured = copy.copy(self.configs[0])  # known by its identity
+        self.best_config = self.configs[0]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config of the key; ahead, with all configs if it is not known yet.
