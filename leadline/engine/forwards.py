@@ -25,6 +25,7 @@ from torch import Tensor
 from leadline.cache.sizing import CacheSize, pages_of
 from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder, BatchLayout, BatchShape, StaticBatch
+from leadline.engine.memory import bytes_in_use
 from leadline.engine.plan import RowGroup, RowKind
 from leadline.models.batch import ForwardBatch, Model, forward
 
@@ -149,7 +150,7 @@ class Graphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture all graphs."""
-        start, before = time.perf_counter(), _memory(self._builder.device)
+        start, before = time.perf_counter(), bytes_in_use(self._builder.device)
         self.capture_largest(self.num_graphs)
         logger.info(
             "graphs: %d of decode rows (up to %d), %d and %d of prompts (up to %d and %d); "
@@ -158,7 +159,7 @@ class Graphs:
             *(len(self._lower_rows), len(self._upper_rows)),
             *(max(self._lower_rows, default=0), max(self._upper_rows, default=0)),
             time.perf_counter() - start,
-            (_memory(self._builder.device) - before) / 2**30,
+            (bytes_in_use(self._builder.device) - before) / 2**30,
         )
 
     @property
@@ -167,18 +168,34 @@ class Graphs:
         return len(self._decode_rows) + len(self._lower_rows) + len(self._upper_rows)
 
     @torch.inference_mode()
+    def launch_largest(self, count: int) -> None:
+        """Launch once, op by op, what ``capture_largest`` would capture, and keep nothing."""
+        try:
+            self._make_buffers()
+            for _, _, run in self._largest(count):
+                run()
+        finally:
+            self._lower_out = self._upper_in = ()
+            self._hidden = torch.empty(0)
+
+    @torch.inference_mode()
     def capture_largest(self, count: int) -> None:
         """Capture so many of each kind, the largest one first: the others find its memory free."""
         self._make_buffers()
+        for replays, rows, run in self._largest(count):
+            replays[rows] = self._capture(run)
+
+    def _largest(self, count: int) -> Iterator[tuple[dict[int, Replay], int, Callable[[], None]]]:
+        """Where the graph of each belongs, its rows, and what launches it with the stand-ins."""
         for rows in reversed(self._lower_rows[-count:]):
             self._load_stand_ins(self._prompts, self._prefill_shape(rows, 0), num_upper=0)
-            self._lower[rows] = self._capture(functools.partial(self._run_lower, rows))
+            yield self._lower, rows, functools.partial(self._run_lower, rows)
         for rows in reversed(self._upper_rows[-count:]):
             self._load_stand_ins(self._prompts, self._prefill_shape(rows, rows), num_upper=rows)
-            self._upper[rows] = self._capture(functools.partial(self._run_upper, rows))
+            yield self._upper, rows, functools.partial(self._run_upper, rows)
         for rows in reversed(self._decode_rows[-count:]):
             self._load_stand_ins(self._decodes, self._decode_shape(rows))
-            self._decode[rows] = self._capture(functools.partial(self._run_decode, rows))
+            yield self._decode, rows, functools.partial(self._run_decode, rows)
 
     def prepare(self, groups: Sequence[RowGroup]) -> tuple[ForwardBatch, Callable[[], Tensor]]:
         """See ``Forwards``."""
@@ -326,14 +343,6 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool):
             run()
         return graph.replay
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes of a GPU's memory that are in use."""
-    if device.type == "cpu":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
 
 
 def _buffers(like: Sequence[Tensor], rows: int) -> tuple[Tensor, ...]:

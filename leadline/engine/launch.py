@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -285,6 +286,7 @@ def _capture_graphs(
         return None
     graphs = Graphs(model, builder, make_capture(), mode, limits, size)
     try:
+        kernels.compile_ahead(partial(graphs.launch_largest, graphs.num_graphs))
         with kernels.active():
             graphs.capture()
     except torch.OutOfMemoryError as error:

@@ -52,10 +52,7 @@ class CudaMemory:
 
     def in_use(self) -> int:
         """See ``DeviceMemory``."""
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        return bytes_in_use(self._device)
 
     def added_by(self, run: Callable[[], None]) -> int:
         """See ``DeviceMemory``; whole pieces of the allocator, so what fragments count too."""
@@ -65,6 +62,16 @@ class CudaMemory:
         run()
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - before
+
+
+def bytes_in_use(device: torch.device) -> int:
+    """What somebody has of a GPU's memory, see ``DeviceMemory.in_use``; 0 of a CPU's."""
+    if device.type == "cpu":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 class Rehearsal(Protocol):

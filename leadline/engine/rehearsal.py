@@ -125,6 +125,7 @@ class Rehearsal:
 
         before = memory.in_use()
         graphs = Graphs(self._model, self._builder, measured, self._mode, self._limits, self._size)
+        self._kernels.compile_ahead(functools.partial(graphs.launch_largest, 2))
         with self._kernels.active():
             graphs.capture_largest(2)
         held = memory.in_use() - before
@@ -160,6 +161,13 @@ class Rehearsal:
         )
         self._model.bind_cache(pool)
         self._is_bound = True
+        if self._mode is not GraphMode.OFF:  # or forwards might wait for the host
+            self._kernels.compile_ahead(self._forward)
+
+    @torch.inference_mode()
+    def _forward(self) -> None:
+        _, run = self.prepare(self._groups())
+        run()
 
     def _groups(self) -> list[RowGroup]:
         """As many requests as there may be, a row each; the first have what else a step may."""

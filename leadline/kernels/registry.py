@@ -206,6 +206,21 @@ class Kernels:
         arranged: tuple[Weight, Weight] = arrange(w13, w2)
         return arranged
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        """Compile side by side what some work will launch, rather than kernel after kernel.
+
+        Nothing where some op runs otherwise: it would be given what kernels have not written.
+
+        Args:
+            work: see ``triton.ahead.compile_ahead``.
+        """
+        if set(self.backend_of.values()) != {"triton"}:
+            return
+        module = importlib.import_module(BACKENDS["triton"].module)
+        if self.backend_of.keys() == module.IMPLEMENTATIONS.keys():
+            with self.active():
+                module.compile_ahead(work)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Ops run by this choice inside, by what ran them before afterwards."""

@@ -85,7 +85,7 @@ def crowd(golden: Path, device: str, *, asynchronous: bool) -> dict[str, list[in
             ),
         )
     )
-    draw = random.Random(4)
+    draw = random.Random(5)  # of 4, one draw is a tie within the noise of float32
     got: dict[str, list[int]] = {}
     texts: list[list[int]] = [[]]
     for number in range(24):

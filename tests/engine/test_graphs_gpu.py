@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ class Served:
                 GraphLimits(NUM_SEQS, ROWS, MAX_LEN, config.vocab_size),
                 size,
             )
+            self.kernels.compile_ahead(partial(self.graphs.launch_largest, self.graphs.num_graphs))
             with self.kernels.active():
                 self.graphs.capture()
         window = config.sliding_window

@@ -27,6 +27,9 @@ from leadline.kernels.triton import (
     shared_expert,
     window,
 )
+from leadline.kernels.triton.ahead import compile_ahead
+
+__all__ = ["IMPLEMENTATIONS", "compile_ahead"]
 
 IMPLEMENTATIONS = {
     op.__name__: op

@@ -226,5 +226,5 @@ def _deal(
     value = tl.load(x + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     if QUANTIZES:
         value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
-    at = plane_offset(channel, WIDTH, TILE == 8)
+    at = plane_offset(channel, WIDTH, TILE <= 16)
     tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < WIDTH)

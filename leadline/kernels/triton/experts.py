@@ -7,8 +7,8 @@ an expert's weights and inputs then meet in L2, and come from memory once.
 
 Decode is a stream of weights. To keep 4.4 TB/s busy an H200 wants some 50 KB in flight on each SM,
 and warps enough to hide everything else: 64 rows of 256 channels are 9 KB, two such stages are on
-their way in each of five resident programs, 2.9 instructions a weight. A prompt reuses an expanded
-weight for up to 128 tokens, and the products are what counts.
+their way in each of five resident programs, 2.9 instructions a weight; of four where tiles have 16
+pairs. A prompt reuses an expanded weight for up to 128 tokens, and the products are what counts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _pair_outputs(
     hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
     # Tiles that are not full shrink, unless others' pairs must not change how one is multiplied.
     sizes["HALVINGS"] = 0 if batch_invariance.switch.enabled else min(tile_size // 8 - 1, 2)
-    gate_up, down = _PROMPT if tile_size >= 64 else _DECODE if tile_size > 8 else _STREAMING
+    gate_up, down = _PROMPT if tile_size >= 64 else _DECODE if tile_size > 16 else _STREAMING
     gate_up[lambda meta: (triton.cdiv(hidden_width, meta["BLOCK_F"]), capacity)](
         planes,
         w13.codes.view(torch.uint16),
@@ -163,7 +163,7 @@ def _gate_up(
                 F,
                 PER_ROW,
                 QUANTIZES,
-                TILE == 8,
+                TILE <= 16,
                 TILE >> halvings,
                 BLOCK_F,
                 BLOCK_K,
@@ -259,7 +259,7 @@ def _down(
                 outputs,
                 D,
                 F,
-                TILE == 8,
+                TILE <= 16,
                 TILE >> halvings,
                 BLOCK_D,
                 BLOCK_K,

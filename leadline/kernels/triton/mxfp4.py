@@ -8,9 +8,9 @@ sum's terms does not matter. Values are bf16, exactly, and multiply bf16 activat
 Weights stand on the M side: the expanded tile then is the operand that comes from registers,
 tokens are the narrow N side, and what shared memory moves is packed bytes.
 
-* Tiles of eight tokens stream: mma.sync leaves the order of instructions to the assembler, where
-  wgmma has every warp wait for each product's end. A thread holds eight words in a row, one block
-  of 32 channels, hence one scale.
+* Tiles of up to 16 tokens stream, eight at a time: mma.sync leaves the order of instructions to the
+  assembler, where wgmma has every warp wait for each product's end. A thread holds eight words in a
+  row, one block of 32 channels, hence one scale.
 * Larger ones: wgmma, and mma.sync for what is left of them.
 """
 
@@ -158,6 +158,10 @@ def _product(
     scales += (outputs * (K // 32))[:, None] + group
     total = tl.zeros((M, N), tl.float32)
     seen = tl.zeros((M, GROUPS), tl.uint8)
+    if STREAMED and N == 16:
+        rows, others = tl.split(rows.reshape(2, 8).permute(1, 0))
+        total = tl.zeros((M, 8), tl.float32)
+        total_of_others = tl.zeros((M, 8), tl.float32)
     if AHEAD:
         ahead = _load(scales, group, K // 32, False)
     for start in range(0, K // 4, WORDS):
@@ -175,11 +179,17 @@ def _product(
             values = tl.join(tl.join(first, second), tl.join(third, fourth))
             values = values.permute(0, 3, 2, 1).reshape(M, BLOCK_K)
             total = _stream(values, planes, rows, start, total, K, BLOCK_K)
+            if N == 16:
+                total_of_others = _stream(
+                    values, planes, others, start, total_of_others, K, BLOCK_K
+                )
         else:
             total = dot_bf16(first, _activations(planes, rows, 0, start + word, K, EVEN).T, total)
             total = dot_bf16(second, _activations(planes, rows, 1, start + word, K, EVEN).T, total)
             total = dot_bf16(third, _activations(planes, rows, 2, start + word, K, EVEN).T, total)
             total = dot_bf16(fourth, _activations(planes, rows, 3, start + word, K, EVEN).T, total)
+    if STREAMED and N == 16:
+        total = tl.join(total, total_of_others).permute(0, 2, 1).reshape(M, N)
     return total, tl.max(seen.to(tl.int32)) > 127
 
 
@@ -204,7 +214,7 @@ def product(
         rows: ``[N]`` int64 rows of ``planes``; -1 counts as zeros, and costs no bandwidth.
         K: the products' length, a multiple of 32.
         BLOCK_K: part of it that is in a stage, a multiple of 256 if it streams.
-        STREAMED: N is 8, and ``planes`` are laid out for that.
+        STREAMED: N is 8 or 16, and ``planes`` are laid out for that.
     """
     # Of 576 channels, stages of 128 leave less over.
     STAGE: tl.constexpr = BLOCK_K if K % 256 == 0 else min(BLOCK_K, 128)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import triton.testing
 from triton.runtime.autotuner import Autotuner
 
 from leadline.kernels import preparation, tunings
+from leadline.kernels.triton import ahead
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,19 @@ class Tuner(Autotuner):  # type: ignore[misc]
         self.name = f"{function.__module__}.{function.__name__}{variant and f'[{variant}]'}"
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._uncompiled: list[triton.Config] = []
+        self._unmeasured = copy.copy(self.configs[0])  # known by its identity
+        self.best_config = self.configs[0]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch with the config of the key; ahead, with all configs if it is not known yet.
+
+        Launches of one key may need other kernels, so that this holds for every one of them.
+        """
+        kernel = super().run(*args, **kwargs)
+        if self.best_config is self._unmeasured:
+            for each in self.configs:
+                self.fn.run(*args, **kwargs, **each.all_kwargs())
+        return kernel
 
     def check_disk_cache(
         self,
@@ -62,7 +76,12 @@ class Tuner(Autotuner):  # type: ignore[misc]
         start = time.perf_counter()
         # Triton's files tell a function's name but not its module, so the key has to.
         named_key = (self.name, *tuning_key)
-        found: bool = super().check_disk_cache(named_key, configs, bench_fn)
+        try:
+            found: bool = super().check_disk_cache(named_key, configs, bench_fn)
+        except ahead.NotLaunchedError:
+            self.cache[tuning_key] = self._unmeasured
+            ahead.afterwards(self.cache.pop, tuning_key)
+            return True
         if found:
             self.cache[tuning_key] = self.cache.pop(named_key)
             return True
@@ -75,17 +94,12 @@ class Tuner(Autotuner):  # type: ignore[misc]
         return False
 
     def _bench(self, *args: Any, config: triton.Config, **meta: Any) -> Any:
-        """Compile all configs side by side before the first of a key is measured.
-
-        Threads do: Triton holds the interpreter's lock for a fifth of a compilation.
-        """
+        """Compile all configs side by side before the first of a key is measured."""
+        if ahead.is_on():
+            raise ahead.NotLaunchedError
         if configs := self._uncompiled:
             self._uncompiled = []
-            # One that does not compile fails again, by itself, where Triton passes over it.
-            with (
-                ThreadPoolExecutor(len(configs)) as pool,
-                triton.AsyncCompileMode(pool, ignore_errors=True),
-            ):
+            with ahead.side_by_side():
                 for each in configs:
                     self.fn.run(*args, **{**meta, "warmup": True}, **each.all_kwargs())
         return super()._bench(*args, config=config, **meta)
