@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from leadline.kernels import preparation
@@ -117,4 +118,6 @@ def _kind(argument: Any) -> Any:
     """What kernels may be compiled for, of an argument, and perhaps more."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16
+    if isinstance(argument, TensorDescriptor):
+        return argument.base.dtype, argument.layout, *argument.block_shape
     return argument

@@ -129,8 +129,7 @@ def _is_streamed(tokens: int, weight: PackedWeight) -> bool:
 def _suits_hopper(tokens: int, weight: PackedWeight) -> bool:
     """Whether Hopper's own kernel is the fastest way for what is not streamed."""
     return (
-        not INTERPRETED
-        and triton.runtime.driver.active.get_current_target().arch == 90
+        _is_hopper()
         and planned_rows(tokens) < _EXPANDED_FROM
         and weight.codes.shape[2] % packed_matmul_hopper.CHANNELS == 0
     )
@@ -233,6 +232,11 @@ def _splits(tile: _Tile, blocks: int, *, chunks: int, sums: int, processors: int
 def _has_fp8_tensor_cores() -> bool:
     """And launches that overlap, which make up for the one that encodes the tokens."""
     return INTERPRETED or cuda_capability_geq(9)
+
+
+@functools.cache
+def _is_hopper() -> bool:
+    return not INTERPRETED and triton.runtime.driver.active.get_current_target().arch == 90
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -123,7 +123,7 @@ def multiply(x: Arranged, weight: PackedWeight) -> Tensor:
     )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = x.values.new_empty(splits, tokens, groups, rows, dtype=dtype)
-    _multiply_tile[(triton.cdiv(tokens, tile.tokens), row_blocks, splits)](
+    _multiply_arranged[(triton.cdiv(tokens, tile.tokens), row_blocks, splits)](
         TensorDescriptor(
             x.values,
             list(x.values.shape),
@@ -191,7 +191,7 @@ class _Source(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "num_groups", "all_chunks"])
-def _multiply_tile(
+def _multiply_arranged(
     x,
     codes,
     scales,
