@@ -18,7 +18,7 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.triton import attention_ends, attention_hopper, unpack
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
+from leadline.kernels.triton.launch import INTERPRETED, await_previous, bucket, overlapped, tuned
 from leadline.kernels.triton.quant import store_fp8_32
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
@@ -141,6 +141,7 @@ def sparse_attention(
             cos.shape[1],
             triton.next_power_of_2(splits),
             num_warps=4,
+            **overlapped(),
         )
     return out
 
@@ -388,6 +389,7 @@ def _merge(
     BLOCK: tl.constexpr,
 ):
     """One head of a row: the sums of all its splits."""
+    await_previous()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + head
     channel = tl.arange(0, WIDTH)[None, :]
