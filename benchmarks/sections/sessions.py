@@ -42,7 +42,7 @@ FULL = Sizes(
         long_answer=(128, 384),
         long_answers_in=10,
     ),
-    sessions={1: 3, 64: 64},
+    sessions={1: 2, 64: 64},
     warmup=8,
 )
 QUICK = Sizes(

@@ -16,7 +16,7 @@ from leadline.bench.measure import run
 from leadline.bench.workload import random_prompts
 
 # Prompt tokens -> runs before the clock, and on it.
-FULL = {1024: (2, 7), 4096: (2, 7), 8192: (2, 7), 32768: (1, 5), 131072: (1, 2)}
+FULL = {1024: (2, 7), 4096: (2, 7), 8192: (2, 7), 32768: (1, 3), 131072: (1, 2)}
 QUICK = {64: (0, 1), 256: (0, 1)}
 
 OFF, EAGER, GRAPHS = "all layers", "replay, upper eager", "replay, graphs"
