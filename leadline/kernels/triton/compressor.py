@@ -227,7 +227,8 @@ def _store_entry(
     normed = to_bf16(scale * (pooled * factor))
     tl.store(latent + row * WIDTH + channel, normed)
     rotated = rotate_pairs(normed.to(tl.float32), rotates, c, s)
-    store_blocks(rotated, values + block * 0, scales + block * 0, block, block >= 0, RECORD)
+    values, scales = values + block * 0, scales + block * 0
+    store_blocks(rotated, values, scales, block, block >= 0, RECORD, WIDTH - 2 * HALF)
 
 
 @triton.jit
@@ -377,6 +378,7 @@ def _store_index_keys(
         block,
         _for_blocks(closes, blocks),
         RECORD,
+        KEY - 2 * HALF,
     )
 
 
