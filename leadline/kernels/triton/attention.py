@@ -54,15 +54,6 @@ def sparse_attention(
     against the running maximum of this kernel's blocks. Rows of another width than a power of two
     take the reference.
     """
-    if visible is not None:
-        return reference.sparse_attention(
-            *(q, cos, sin, window, window_index, window_width, kv, page_table, req_of_row),
-            *(selected, sink),
-            exact_rounding=False,
-            visible=visible,
-            lse=lse,
-            fp8=fp8,
-        )
     rows, heads, width = q.shape
     if not all(unpack.expands(field, width) for field in (window, kv) if field is not None):
         return reference.sparse_attention(

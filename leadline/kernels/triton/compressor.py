@@ -55,17 +55,6 @@ def store_entries(
     when it has read it: nothing else touches it. Entries that ``pack`` has no tiles for take
     separate steps.
     """
-    if ape is not None:
-        return unfused.store_entries(
-            *(projected, norm, cos, sin, pos, req_of_row, q_off, slot, seq_len),
-            *(write_from, page_table, entries, open_groups),
-            ratio=ratio,
-            eps=eps,
-            dtype=dtype,
-            ape=ape,
-            overlaps=overlaps,
-            hadamard=hadamard,
-        )
     rows, width = len(pos), norm.shape[0]
     if not packs(entries, width):
         return unfused.store_entries(
