@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from leadline.kernels.cpu.jit import F1, U1, Real, Whole, inline
+from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
 
 # Records as kernels tell them apart.
-FP8_32, FP4_16, FP4_32, FP8_64 = 0, 1, 2, 3
+FP8_32, FP4_16, FP4_32, FP8_64, BFLOAT16, FLOAT32 = 0, 1, 2, 3, 4, 5
 CODE_OF = {
     Record.FP8_32: FP8_32,
     Record.FP4_16: FP4_16,
     Record.FP4_32: FP4_32,
     Record.FP8_64: FP8_64,
+    Record.BFLOAT16: BFLOAT16,
+    Record.FLOAT32: FLOAT32,
 }
 
 _bytes = torch.arange(256, dtype=torch.uint8)
@@ -30,6 +34,13 @@ _E4M3_FLOOR, _FP4_FLOOR = np.float32(1e-4), np.float32(6.0 * 2.0**-126)
 _BY_E4M3_MAX, _BY_E2M1_MAX = np.float32(1 / 448.0), np.float32(1 / 6.0)
 _E4M3_MAX, _E2M1_MAX = np.float32(448.0), np.float32(6.0)
 _FP4_16_FLOOR = np.float32(6.0 * 2.0**-9)
+
+
+def as_bytes(field: RecordField) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
+    """Values and scales of a field, plain ones too, and what kernels call its record."""
+    values = field.values.view(torch.uint8)
+    scales = values[..., :0] if field.scales is None else field.scales
+    return values.numpy(), scales.numpy(), CODE_OF[field.record]
 
 
 @inline
@@ -127,12 +138,32 @@ def _block_of(record: Whole) -> Whole:
 @inline
 def _rotary_of(channels: Whole, values: U1, record: Whole) -> Whole:
     """Channels at a row's end that are bf16, of which each takes one byte more than a code."""
-    return values.shape[0] - channels if record == FP8_64 else 0
+    return values.shape[0] - channels if record in (FP8_64, BFLOAT16) else 0
+
+
+@inline
+def _put_float32(x: F1, values: U1) -> None:
+    for i in range(x.shape[0]):
+        bits = bits_of(x[i])
+        for byte in range(4):
+            values[4 * i + byte] = (bits >> (8 * byte)) & 0xFF
+
+
+@inline
+def _get_float32(values: U1, out: F1) -> None:
+    for i in range(out.shape[0]):
+        bits = np.int32(0)
+        for byte in range(4):
+            bits |= np.int32(values[4 * i + byte]) << (8 * byte)
+        out[i] = from_bits(bits)
 
 
 @inline
 def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
     """Quantise a row as a record stores it."""
+    if record == FLOAT32:
+        _put_float32(x, values)
+        return
     block = _block_of(record)
     quantized = x.shape[0] - _rotary_of(x.shape[0], values, record)
     for i in range(quantized, x.shape[0]):
@@ -171,6 +202,9 @@ def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
 @inline
 def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
     """The inverse of ``encode_row``."""
+    if record == FLOAT32:
+        _get_float32(values, out)
+        return
     block = _block_of(record)
     quantized = out.shape[0] - _rotary_of(out.shape[0], values, record)
     for i in range(quantized, out.shape[0]):

@@ -15,11 +15,13 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, quant
 
+_PLAIN = (Record.BFLOAT16, Record.FLOAT32)
+
 
 @in_float32(kv_store.pack_rows)
 def pack_rows(x: Tensor, record: Record, rotary: int = 0) -> tuple[Tensor, Tensor | None]:
     """One pass; plain records take the reference, which is a cast."""
-    if record not in CODE_OF:
+    if record in _PLAIN:
         return kv_store.pack_rows(x, record)
     width = x.shape[-1]
     values = np.empty((*x.shape[:-1], record.value_bytes(width, rotary)), np.uint8)
@@ -42,7 +44,7 @@ def unpack_rows(
     values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype, rotary: int = 0
 ) -> Tensor:
     """One pass over packed rows in float32."""
-    if record not in CODE_OF or scales is None or dtype != torch.float32:
+    if scales is None or dtype != torch.float32:
         return kv_store.unpack_rows(values, scales, record, dtype, rotary)
     num_channels = values.shape[-1] - rotary  # one byte each, those of two but for the second
     if record in (Record.FP4_16, Record.FP4_32):

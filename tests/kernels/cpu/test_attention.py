@@ -61,6 +61,16 @@ def test_sparse_attention(both: Both, rows: int, record: Record | None) -> None:
     torch.testing.assert_close(*attend(both, case(rows, record)), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("record", [Record.FP8_64, *V41_RECORDS], ids=str)
+def test_every_visible_entry(both: Both, record: Record) -> None:
+    arguments = case(7, record) | {"selected": None}
+    visible = torch.tensor([0, 1, 24, 5, 3, 0, 12])
+    fast, wanted = both(
+        "sparse_attention", *arguments.values(), exact_rounding=True, visible=visible
+    )
+    torch.testing.assert_close(fast, wanted, rtol=2e-5, atol=2e-6)
+
+
 def test_rows_with_rotary_channels(both: Both) -> None:
     torch.testing.assert_close(
         *attend(both, case(7, Record.FP8_64, Record.FP8_64)), rtol=2e-5, atol=2e-6

@@ -9,6 +9,7 @@ from torch import Tensor
 from leadline.cache.pool import make_field
 from leadline.kernels import ops
 from leadline.kernels.records import Record
+from leadline.kernels.reference.kv_store import unpack_rows
 from leadline.kernels.registry import REFERENCE, Kernels
 
 WIDTH, KEY, ROTARY, PER_PAGE, RING, EPS = 96, 32, 32, 4, 3, 1e-20
@@ -71,3 +72,47 @@ def test_a_step_leaves_what_the_reference_leaves(
             assert (actual != expected).float().mean() < 0.002
         else:
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("record", [Record.FP8_64, Record.FP4_32, Record.BFLOAT16])
+@pytest.mark.parametrize(("ratio", "overlaps"), [(4, True), (4, False), (16, False)])
+def test_a_step_of_a_v4_leaves_what_the_reference_leaves(
+    numba_kernels: Kernels, record: Record, ratio: int, overlaps: bool
+) -> None:
+    """Entries or keys from a sequence's first on, in steps of any length."""
+    width, halves, rotary = 96, 2 if overlaps else 1, 32
+    torch.manual_seed(5)
+    rows, ape = 2 * torch.randn(70, 2 * halves * width), torch.randn(ratio, halves * width)
+    norm, hadamard = torch.rand(width) + 0.5, False
+    if record is Record.FP4_32:
+        width, hadamard = 64, True
+        rows, ape, norm = rows[:, : 2 * halves * 64], ape[:, : halves * 64], norm[:64]
+    left = []
+    for kernels in (numba_kernels, REFERENCE):
+        field = make_field(record, 4, 32, width, "cpu", rotary if record is Record.FP8_64 else 0)
+        rings, start = torch.full((3, 40, rows.shape[1]), torch.nan), 0
+        for count in (1, 2, 30, 37):
+            pos = torch.arange(start, start + count)
+            with kernels.active():
+                ops.store_entries(
+                    *(rows[pos], norm),
+                    *ops.rope_angles(pos - ratio + 1, 10000.0 ** -(torch.arange(0, 32, 2) / 32)),
+                    *(pos, torch.zeros_like(pos), torch.tensor([0, count]), torch.tensor([2])),
+                    *(torch.tensor([start + count]), torch.tensor([0]), torch.tensor([[3, 1, 2]])),
+                    *(field, rings),
+                    ratio=ratio,
+                    eps=EPS,
+                    dtype=torch.float32,
+                    ape=ape,
+                    overlaps=overlaps,
+                    hadamard=hadamard,
+                )
+            start += count
+        assert torch.equal(rings[2, pos % 40], rows[pos])
+        left.append(field)
+    fast, wanted = (
+        unpack_rows(field.values, field.scales, record, torch.float32, field.rotary)
+        for field in left
+    )
+    assert wanted.abs().sum() > 0
+    assert (~torch.isclose(fast, wanted, rtol=1e-2, atol=1e-4)).float().mean() < 0.002

@@ -59,6 +59,20 @@ def test_mhc_coefficients(both: Both, rows: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+def test_mhc_head(both: Both, rows: int) -> None:
+    fast, wanted = both(
+        "mhc_head",
+        activations(rows, 4, 64),
+        torch.randn(4, 256) / 16,
+        torch.randn(4),
+        torch.tensor([1.5]),
+        hc_eps=1e-6,
+        eps=1e-6,
+    )
+    torch.testing.assert_close(fast, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_mhc_collapse_and_expand(both: Both, rows: int) -> None:
     streams = activations(rows, 4, 64)
     torch.testing.assert_close(*both("mhc_collapse", streams, torch.rand(rows, 4)), **CLOSE)
@@ -98,6 +112,18 @@ def test_route(both: Both, rows: int, per_row: int) -> None:
         torch.randn(8),
         num_experts_per_tok=per_row,
         scale=1.5,
+    )
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("per_row", [1, 3])
+def test_hash_route(both: Both, per_row: int) -> None:
+    table = torch.stack([torch.randperm(8)[:per_row] for _ in range(50)]).int()
+    groups = torch.tensor([0] * 30 + [-1] * 3)
+    x, gate, tokens = torch.randn(33, 64), torch.randn(8, 64), torch.randint(50, (33,)).int()
+    (ids, weights), (wanted_ids, wanted) = both(
+        "hash_route", x, gate, table, tokens, groups, scale=1.5
     )
     assert torch.equal(ids, wanted_ids)
     torch.testing.assert_close(weights, wanted, **CLOSE)
