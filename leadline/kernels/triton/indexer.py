@@ -128,7 +128,7 @@ def index_logits(
     scores = _empty_scores(q, num_entries)
     # One row a request is decoding. Otherwise neighbours share a request, mostly.
     one_each = batch_invariance.switch.enabled or len(q) <= len(page_table)
-    kernel = _decode if one_each else _prefill
+    kernel = _decode if one_each else _prefill[q.shape[1] > 32]
     _launch(
         *(kernel, q, weights, keys, page_table, req_of_row, None, visible),
         *(scores, 1, exact_rounding),
@@ -385,11 +385,18 @@ _decode = tuned(
     _KEY,
     variant="decode",
 )(_logits)
-_prefill = tuned(
-    [
-        triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=4, num_stages=3)
-        for rows, keys in ((8, 64), (4, 128))
-    ],
-    _KEY,
-    variant="prefill",
-)(_logits)
+# By whether there are more than 32 heads: sums of all of them are in registers.
+_prefill = {
+    many: tuned(
+        [
+            triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=4, num_stages=3)
+            for rows, keys in sizes
+        ],
+        _KEY,
+        variant=name,
+    )(_logits)
+    for many, name, sizes in (
+        (False, "prefill", ((8, 64), (4, 128))),
+        (True, "prefill, 64 heads", ((4, 64), (2, 128))),
+    )
+}
