@@ -67,7 +67,7 @@ def sparse_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    hopper = visible is None and _suits_hopper(q, cos, window, kv)
+    hopper = _suits_hopper(q, cos, window, kv)
     word = torch.int32 if hopper else None
     window_values, window_scales = unpack.words(window, word)
     kv_values, kv_scales, record, per_page = window_values, window_scales, "none", 1
@@ -134,12 +134,13 @@ def sparse_attention(
         *kv_values.stride()[:2],
         *kv_scales.stride()[:2],
         splits > 1,
+        kv is not None and visible is not None,
     )
     if hopper:
         attention_hopper.attend[grid](*arguments, num_warps=4)
     else:
         extra = bucket(batch_invariance.planned_rows(rows)), width, cos.shape[1], block_heads, _PART
-        _ATTEND[block_heads][grid](*arguments, *extra, visible is not None)
+        _ATTEND[block_heads][grid](*arguments, *extra)
     if splits > 1:
         _merge[(rows, heads)](
             partial,
@@ -170,7 +171,7 @@ def _suits_hopper(q: Tensor, cos: Tensor, window: RecordField, kv: RecordField |
         q.dtype == torch.bfloat16
         and (q.shape[2], 2 * cos.shape[1])
         == (attention_ends.WIDTH.value, attention_ends.ROTATED.value)
-        and records <= {Record.FP4_16, Record.FP8_32}
+        and records <= {Record.FP4_16, Record.FP8_32, Record.FP8_64}
     )
 
 
@@ -230,12 +231,12 @@ def _attend(
     PAGE_SCALES: tl.constexpr,
     ENTRY_SCALES: tl.constexpr,
     SPLIT: tl.constexpr,
+    ALL: tl.constexpr,
     rows_bucket,
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     PART: tl.constexpr,
-    ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One split of a row: some slots of its window, rounded up to parts, and selected entries.

@@ -293,7 +293,7 @@ def _pool(
 ):
     """Softmax of each channel over an entry's rows, some of them at a time, newest first."""
     span: tl.constexpr = RATIO * HALVES
-    some: tl.constexpr = min(triton.next_power_of_2(span), 16)
+    some: tl.constexpr = min(triton.next_power_of_2(span), 8)
     columns: tl.constexpr = HALVES * WIDTH  # of values, with as many gates behind them
     largest = tl.full(channel.shape, float("-inf"), tl.float32)
     total = tl.zeros(channel.shape, tl.float32)

@@ -20,8 +20,7 @@ def hadamard(x):
     rows: tl.constexpr = x.shape[0]
     n: tl.constexpr = x.shape[1]
     for level in tl.static_range(_levels(n)):
-        half: tl.constexpr = 1 << level
-        pairs = tl.permute(tl.reshape(x, [rows, n // (2 * half), 2, half]), (0, 1, 3, 2))
-        low, high = tl.split(pairs)
+        pairs = tl.reshape(x, [rows, n >> (level + 1), 2, 1 << level])
+        low, high = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
         x = tl.reshape(tl.permute(tl.join(low + high, low - high), (0, 1, 3, 2)), [rows, n])
     return x * n**-0.5

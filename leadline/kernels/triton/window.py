@@ -154,11 +154,10 @@ def _norm_rotate_store(
         )
         factor = tl.rsqrt(tl.sum(value * value) / WIDTH + eps)
         tile = rotate_pairs(to_bf16(value * factor * gain).to(tl.float32), rotates, c, s)
-        values += place * value_outer + entry * value_inner
-        scales += place * scale_outer + entry * scale_inner
+        at_values = values + (place * value_outer + entry * value_inner + block * 0)
+        at_scales = scales + (place * scale_outer + entry * scale_inner + block * 0)
         stored = (block >= 0) & (place >= 0)
-        values, scales = values + block * 0, scales + block * 0
-        store_blocks(tile, values, scales, block, stored, RECORD, WIDTH - 2 * HALF)
+        store_blocks(tile, at_values, at_scales, block, stored, RECORD, WIDTH - 2 * HALF)
 
 
 def plan_window(
