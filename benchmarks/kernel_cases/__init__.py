@@ -14,6 +14,7 @@ from benchmarks.kernel_cases import (
     router,
     sampling,
     selection,
+    v4,
     window,
 )
 from benchmarks.kernel_cases.case import Case
@@ -31,5 +32,6 @@ CASES: tuple[Case, ...] = (
     *selection.CASES,
     *engram.CASES,
     *sampling.CASES,
+    *v4.CASES,
 )
 """All of them, in the order of kernels.md."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from leadline.core.errors import ConfigError
 
 FUSIONS: Mapping[str, tuple[str, ...]] = {
-    "mhc": ("mhc_coefficients", "mhc_enter", "mhc_expand", "mhc_seam"),
+    "mhc": ("mhc_coefficients", "mhc_enter", "mhc_expand", "mhc_head", "mhc_seam"),
     "gate": ("route", "hash_route"),
     "insert": ("norm_rotate_store", "norm_query_store_window"),
     "window": ("rope_angles", "plan_window", "commit_window"),

@@ -61,12 +61,23 @@ def test_packed_tiles_are_told_as_the_smaller_ones_in_them(folder: Path) -> None
         assert isinstance(weight, PackedWeight)
         assert weight.format is WeightFormat.FP8_BLOCK32
         assert weight.aligned
+        assert weight.input_block == 128
         rows, cols = weight.shape
         assert weight.scales.shape == (-(-rows // 32), cols // 32)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_experts_take_their_input_in_blocks_of_128_too(folder: Path, packed: bool) -> None:
+    prefix, some = "layers.1.ffn.experts", slice(0, 2)
+    weight = open_source(folder).experts(prefix, "w1", some, torch.bfloat16, packed=packed)
+    assert weight.format is WeightFormat.MXFP4
+    assert weight.quantizes_input
+    assert weight.input_block == 128
+
+
 def test_tokens_have_different_experts(folder: Path) -> None:
-    table = open_source(folder).tensor(TABLE, torch.int64)
+    table = open_source(folder).ids(TABLE)
+    assert table.dtype == torch.int64
     assert table.min() == 0
     assert table.max() == TINY_V4.n_routed_experts - 1
     assert (table[:, 0] != table[:, 1]).all()
@@ -114,3 +125,23 @@ def test_a_bad_checkpoint_is_refused_by_file_and_tensor(
     with pytest.raises(CheckpointError, match=message) as raised:
         open_source(tmp_path)
     assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([3, 3], r"names one expert twice in row 5: \[3, 3\]"),
+        ([8, 0], r"has numbers from 0 to 8; they must lie in 0\.\.7"),
+        ([-1, 0], r"has numbers from -1 to 7; they must lie in 0\.\.7"),
+    ],
+    ids=["twice", "too large", "negative"],
+)
+def test_a_table_that_names_no_experts_is_refused(
+    folder: Path, tmp_path: Path, row: list[int], message: str
+) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    tensors = load_file(folder / SINGLE_FILE)
+    tensors[TABLE][5] = torch.tensor(row)
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    with pytest.raises(CheckpointError, match=f"{TABLE}.* {message}"):
+        open_source(tmp_path).ids(TABLE)

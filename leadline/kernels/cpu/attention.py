@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import CODE_OF, decode_row
+from leadline.kernels.cpu.formats import as_bytes, decode_row
 from leadline.kernels.cpu.jit import (
     F1,
     F2,
@@ -46,6 +46,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    visible: Tensor | None = None,
     lse: Tensor | None = None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -53,28 +54,10 @@ def sparse_attention(
 
     Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
-    values, scales, record = _NO_PAGES, _NO_PAGES, 0
-    if kv is not None and selected is not None:
-        if kv.scales is None:
-            return attention.sparse_attention(
-                q,
-                cos,
-                sin,
-                window,
-                window_index,
-                window_width,
-                kv,
-                page_table,
-                req_of_row,
-                selected,
-                sink,
-                exact_rounding=exact_rounding,
-                lse=lse,
-                fp8=fp8,
-            )
-        values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
-    else:
+    pages = (_NO_PAGES, _NO_PAGES, 0) if kv is None else as_bytes(kv)
+    if selected is None:
         selected = window_index[:, :0]
+    counts = np.zeros(len(q), np.int64) if visible is None else visible
     seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
     found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
@@ -82,14 +65,13 @@ def sparse_attention(
         q,
         cos,
         sin,
-        unpack_rows(*found, window.record, torch.float32),
+        unpack_rows(*found, window.record, torch.float32, window.rotary),
         place,
-        values,
-        scales,
-        record,
+        *pages,
         page_table,
         req_of_row,
         selected,
+        counts,
         sink,
         out,
         logs,
@@ -173,12 +155,16 @@ def _attend(
     page_table: I2,
     req_of_row: I1,
     selected: I2,
+    visible: I1,
     sink: F1,
     out: F3,
     lse: F2,
 ) -> None:
+    """Entries are those that are selected, then so many as are visible: one of both is none."""
     rows, heads, width = q.shape
-    slots = window_index.shape[1] + selected.shape[1]
+    slots, listed = window_index.shape[1] + selected.shape[1], selected.shape[1]
+    for r in range(rows):
+        slots = max(slots, window_index.shape[1] + listed + visible[r])
     per_page = values.shape[1]
     keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
     turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
@@ -190,8 +176,8 @@ def _attend(
                 for i in range(width):
                     keys[count, i] = window[window_index[r, j], i]
                 count += 1
-        for j in range(selected.shape[1]):
-            entry = selected[r, j]
+        for j in range(listed + visible[r]):
+            entry = selected[r, j] if j < listed else j - listed
             if entry >= 0:
                 page = page_table[req_of_row[r], entry // per_page]
                 entry %= per_page

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from leadline.kernels.cpu.formats import CODE_OF, encode_row
+from leadline.kernels.cpu.formats import as_bytes, encode_row
+from leadline.kernels.cpu.hadamard import transform_row
 from leadline.kernels.cpu.jit import F1, F2, I1, I2, Packed, Rings, in_float32, kernel
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
@@ -37,23 +38,23 @@ def store_entries(
     ratio: int,
     eps: float,
     dtype: torch.dtype,
+    ape: Tensor | None = None,
+    overlaps: bool = False,
+    hadamard: bool = False,
 ) -> Tensor:
-    """One pass that pools, one that does the rest; plain records take the reference."""
-    if entries.scales is None:
-        return compressor.store_entries(
-            *(projected, norm, cos, sin, pos, req_of_row, q_off, slot, seq_len),
-            *(write_from, page_table, entries, open_groups),
-            ratio=ratio,
-            eps=eps,
-            dtype=dtype,
-        )
+    """One pass that pools, one that does the rest."""
     pooled: Tensor | NDArray[Any] = projected
     if open_groups is not None:
         pooled = np.zeros((len(pos), norm.shape[0]), np.float32)
         rows = (projected, pos, req_of_row, q_off, slot, seq_len, write_from)
-        _pool(*rows, open_groups.numpy(), ratio, pooled)
+        if ape is None:
+            ape = norm.new_zeros(1, projected.shape[1] // 2)
+        _pool(*rows, open_groups.numpy(), ape, ratio, pooled)
     return _norm_and_store(
-        *(pooled, norm, cos, sin, pos, req_of_row, write_from, page_table, entries, ratio, eps)
+        *(pooled, norm, cos, sin, pos, req_of_row, write_from, page_table, entries),
+        ratio=ratio,
+        eps=eps,
+        hadamard=hadamard,
     )
 
 
@@ -73,12 +74,12 @@ def store_index_keys(
     ratio: int,
     eps: float,
 ) -> None:
-    """The product of all rows, which is torch's, then one pass; plain records as above."""
-    rows = (norm, cos, sin, pos, req_of_row, write_from, page_table, keys)
-    if keys.scales is None:
-        compressor.store_index_keys(latent, weight, *rows, ratio=ratio, eps=eps)
-    else:
-        _norm_and_store(F.linear(latent, weight), *rows, ratio, eps)
+    """The product of all rows, which is torch's, then one pass."""
+    _norm_and_store(
+        *(F.linear(latent, weight), norm, cos, sin, pos, req_of_row, write_from, page_table, keys),
+        ratio=ratio,
+        eps=eps,
+    )
 
 
 def _norm_and_store(
@@ -91,15 +92,16 @@ def _norm_and_store(
     write_from: Tensor,
     page_table: Tensor,
     field: RecordField,
+    *,
     ratio: int,
     eps: float,
+    hadamard: bool = False,
 ) -> Tensor:
     """Rows that close a group, normalised; others are 0."""
-    assert field.scales is not None
     normed = np.zeros(x.shape, np.float32)
     _store(
         *(x, norm, cos, sin, pos, req_of_row, write_from, page_table),
-        *(field.values.numpy(), field.scales.numpy(), CODE_OF[field.record], ratio, eps, normed),
+        *(*as_bytes(field), ratio, eps, hadamard, normed),
     )
     return torch.from_numpy(normed)
 
@@ -114,31 +116,38 @@ def _pool(
     seq_len: I1,
     write_from: I1,
     rings: Rings,
+    ape: F2,
     ratio: int,
     pooled: F2,
 ) -> None:
-    """Softmax over a group's rows for each channel; then the ring keeps the newest rows."""
-    width, ring = pooled.shape[1], rings.shape[1]
+    """Softmax over an entry's rows for each channel; then the ring keeps the newest rows."""
+    width, ring, gates = pooled.shape[1], rings.shape[1], projected.shape[1] // 2
+    top, total = np.empty(width, np.float32), np.empty(width, np.float32)
     for r in range(pos.shape[0]):
         g = req_of_row[r]
         if g < 0 or (pos[r] + 1) % ratio != 0 or pos[r] < write_from[g]:
             continue
-        for i in range(width):
-            top = np.float32(-np.inf)
-            total, value = np.float32(0), np.float32(0)
-            for step in range(2):  # the largest gate, then the sums
-                for back in range(ratio):
-                    if r - back < q_off[g]:
-                        row = rings[slot[g], (pos[r] - back) % ring]
-                    else:
-                        row = projected[r - back]
+        top[:] = -np.inf
+        total[:] = 0
+        for step in range(2):  # the largest gates, then the sums
+            for back in range(min(gates // width * ratio, pos[r] + 1)):
+                if r - back < q_off[g]:
+                    row = rings[slot[g], (pos[r] - back) % ring]
+                else:
+                    row = projected[r - back]
+                added = ape[(pos[r] - back) % ape.shape[0]]
+                # Of the group before, where entries overlap, the first half counts.
+                first = 0 if back >= ratio else gates - width
+                for i in range(width):
+                    gate = row[gates + first + i] + added[first + i]
                     if step == 0:
-                        top = max(top, row[width + i])
+                        top[i] = max(top[i], gate)
                     else:
-                        weight = math.exp(row[width + i] - top)
-                        total += weight
-                        value += weight * row[i]
-            pooled[r, i] = value / total
+                        weight = math.exp(gate - top[i])
+                        total[i] += weight
+                        pooled[r, i] += weight * row[first + i]
+        for i in range(width):
+            pooled[r, i] /= total[i]
     for r in range(pos.shape[0]):
         g = req_of_row[r]
         if g >= 0 and pos[r] >= seq_len[g] - ring:
@@ -160,6 +169,7 @@ def _store(
     record: int,
     ratio: int,
     eps: float,
+    hadamard: bool,
     normed: F2,
 ) -> None:
     width, per_page = x.shape[1], values.shape[1]
@@ -175,6 +185,8 @@ def _store(
         for i in range(width):
             normed[r, i] = norm[i] * (x[r, i] * scale)
         rotate_row(normed[r], cos[r], sin[r], turned)
+        if hadamard:
+            transform_row(turned)
         entry = pos[r] // ratio
         page, place = page_table[g, entry // per_page], entry % per_page
         encode_row(turned, values[page, place], scales[page, place], record)

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels import debug
-from leadline.kernels.cpu.formats import CODE_OF, bits_of, decode_row
+from leadline.kernels.cpu.formats import as_bytes, bits_of, decode_row
+from leadline.kernels.cpu.hadamard import hadamard as transform
 from leadline.kernels.cpu.jit import (
     F2,
     F3,
@@ -30,9 +31,10 @@ from leadline.kernels.reference import indexer
 _LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
 
 
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Two passes."""
-    return quantize_index_query(rotate(q, cos, sin))
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
+    """Two passes, and the transform between them."""
+    turned = rotate(q, cos, sin)
+    return quantize_index_query(transform(turned) if hadamard else turned)
 
 
 @in_float32(indexer.index_logits)
@@ -48,26 +50,13 @@ def index_logits(
     exact_rounding: bool,
 ) -> Tensor:
     """Keys of a group are unpacked once for all of its rows; float32 has nothing to round."""
-    if keys.scales is None:
-        return indexer.index_logits(
-            q,
-            weights,
-            keys,
-            page_table,
-            req_of_row,
-            visible,
-            num_entries,
-            exact_rounding=exact_rounding,
-        )
     scores = np.empty((q.shape[0], num_entries), np.float32)
     if debug.switch.enabled:
         scores.fill(-np.inf)
     _index_logits(
         q,
         weights,
-        keys.values.numpy(),
-        keys.scales.numpy(),
-        CODE_OF[keys.record],
+        *as_bytes(keys),
         page_table,
         req_of_row,
         visible,
@@ -129,25 +118,11 @@ def candidate_logits(
     exact_rounding: bool,
 ) -> Tensor:
     """One key at a time."""
-    if keys.scales is None:
-        return indexer.candidate_logits(
-            q,
-            weights,
-            keys,
-            page_table,
-            req_of_row,
-            blocks,
-            visible,
-            block_size=block_size,
-            exact_rounding=exact_rounding,
-        )
     scores = np.empty((q.shape[0], blocks.shape[1] * block_size), np.float32)
     _candidate_logits(
         q,
         weights,
-        keys.values.numpy(),
-        keys.scales.numpy(),
-        CODE_OF[keys.record],
+        *as_bytes(keys),
         page_table,
         req_of_row,
         blocks,

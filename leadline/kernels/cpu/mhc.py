@@ -102,6 +102,30 @@ def _coefficients(
         _sinkhorn(comb[r], rounds, hc_eps)
 
 
+@in_float32(mhc.mhc_head)
+def mhc_head(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, hc_eps: float, eps: float
+) -> Tensor:
+    """Likewise."""
+    flat = streams.reshape(len(streams), fn.shape[1])
+    mix = F.linear(flat, fn)
+    _head(flat, base, scale, hc_eps, eps, mix)
+    return mix
+
+
+@kernel
+def _head(flat: F2, base: F1, scale: F1, hc_eps: float, eps: float, mix: F2) -> None:
+    rows, width = flat.shape
+    one = np.float32(1)
+    for r in range(rows):
+        total = np.float32(0)
+        for i in range(width):
+            total += flat[r, i] * flat[r, i]
+        rms = one / np.sqrt(total / np.float32(width) + eps)
+        for s in range(mix.shape[1]):
+            mix[r, s] = one / (one + math.exp(-(mix[r, s] * rms * scale[0] + base[s]))) + hc_eps
+
+
 @in_float32(mhc.mhc_collapse)
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """A weighted sum over streams."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.launch import hold_next, overlapped
-from leadline.kernels.triton.quant import on_fp8_32_grid
+from leadline.kernels.triton.quant import on_fp8_grid
 
 _BLOCK = 1024
 
@@ -41,7 +41,7 @@ class Arranged:
 
 
 def arrange(x: Tensor, weight: PackedWeight) -> Arranged:
-    """bf16 ``[m, G, in]``, in a multiple of 64, rounded to MXFP8 if the weight wants that."""
+    """bf16 ``[m, G, in]``, in a multiple of 64, rounded to FP8 if the weight wants that."""
     tokens, groups, width = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     arranged = Arranged.empty(tokens, weight)
@@ -51,7 +51,7 @@ def arrange(x: Tensor, weight: PackedWeight) -> Arranged:
         x.stride(0),
         x.stride(1),
         width,
-        ROUNDS=weight.quantizes_input,
+        INPUT_BLOCK=weight.input_block if weight.quantizes_input else 0,
         BLOCK=_BLOCK,
         num_warps=4,
         **overlapped(),
@@ -60,15 +60,17 @@ def arrange(x: Tensor, weight: PackedWeight) -> Arranged:
 
 
 @triton.jit
-def _arrange(x, values, x_stride, x_group_stride, width, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):
+def _arrange(
+    x, values, x_stride, x_group_stride, width, INPUT_BLOCK: tl.constexpr, BLOCK: tl.constexpr
+):
     """Some channels of one token's group."""
     token, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channel = part * BLOCK + tl.arange(0, BLOCK)
     hold_next()
     at = x + token.to(tl.int64) * x_stride + group * x_group_stride + channel
     value = tl.load(at, mask=channel < width, other=0.0)
-    if ROUNDS:
-        value = on_fp8_32_grid(value.to(tl.float32).reshape(1, BLOCK)).reshape(BLOCK)
+    if INPUT_BLOCK:
+        value = on_fp8_grid(value.to(tl.float32).reshape(1, BLOCK), INPUT_BLOCK).reshape(BLOCK)
     store_arranged(value, values, group, token, tl.num_programs(0), part, width)
 
 

@@ -36,12 +36,13 @@ from leadline.kernels.triton.attention_keys import (
     BLOCK,
     HALF,
     STAGES,
-    Pages,
     Records,
     Work,
-    layout,
+    entry_layout,
     load,
     new_ring,
+    span_of,
+    window_layout,
 )
 from leadline.kernels.triton.unpack import UNIT
 
@@ -110,8 +111,11 @@ def attend(
     selected_row,
     parts_per_split,
     WINDOW: gl.constexpr,
-    WINDOW_STRIDE: gl.constexpr,
-    WINDOW_SCALES: gl.constexpr,
+    RING: gl.constexpr,
+    RING_STRIDE: gl.constexpr,
+    ROW_STRIDE: gl.constexpr,
+    RING_SCALES: gl.constexpr,
+    ROW_SCALES: gl.constexpr,
     ENTRIES: gl.constexpr,
     PER_PAGE: gl.constexpr,
     PAGE_STRIDE: gl.constexpr,
@@ -119,13 +123,13 @@ def attend(
     PAGE_SCALES: gl.constexpr,
     ENTRY_SCALES: gl.constexpr,
     SPLIT: gl.constexpr,
+    ALL: gl.constexpr,
 ):
     """One split of 64 heads of some rows: the arguments of ``attention``'s portable kernel."""
-    window_blocks = (num_window + BLOCK - 1) // BLOCK
-    num_blocks = window_blocks + (num_selected + BLOCK - 1) // BLOCK
-    first = gl.program_id(1) * parts_per_split
-    blocks = (gl.minimum(parts_per_split, num_blocks - first) + 1) // 2 * 2
-    work = Work(num_rows, num_heads, first, blocks, window_blocks)
+    visible = None
+    if ALL:
+        visible, selected = selected, None
+    work = Work(num_rows, num_heads, parts_per_split, num_window, num_selected, visible, req_of_row)
     ends = Ends(q, cos, sin, sink, out, partial, tops, totals, lse, codes, exponents)
     query = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, WIDTH], _BF16)
     keys = new_ring(2)
@@ -136,32 +140,20 @@ def attend(
         rings.barriers(2, 1),
         rings.barriers(2, 1),
     )
-    window = Records(
-        window_values,
-        window_scales,
-        window_index,
-        window_row,
-        gl.minimum((first + parts_per_split) * BLOCK, num_window),
+    window = Records(window_values, window_scales, window_index, window_row)
+    entries = Records(entry_values, entry_scales, selected, selected_row)
+    RINGS: gl.constexpr = window_layout(
+        WINDOW, RING, RING_STRIDE, ROW_STRIDE, RING_SCALES, ROW_SCALES
     )
-    entries = Records(
-        entry_values,
-        entry_scales,
-        selected,
-        selected_row,
-        gl.minimum((first + parts_per_split - window_blocks) * BLOCK, num_selected),
-    )
-    # Each row of a window is a page.
-    WINDOW_LAYOUT: gl.constexpr = layout(WINDOW, 1, WINDOW_STRIDE, 0, WINDOW_SCALES, 0)
-    LAYOUT: gl.constexpr = layout(
+    PAGES: gl.constexpr = entry_layout(
         ENTRIES, PER_PAGE, PAGE_STRIDE, ENTRY_STRIDE, PAGE_SCALES, ENTRY_SCALES
     )
-    pages = Pages(page_table, table_row, req_of_row)
     gl.warp_specialize(
         [
             (_score, (query, keys, weights, ends, work, q_row, q_head, SPLIT)),
             (_sum, (keys, weights, ends, work, SPLIT)),
-            (load, (0, keys, work, window, entries, pages, WINDOW_LAYOUT, LAYOUT)),
-            (load, (1, keys, work, window, entries, pages, WINDOW_LAYOUT, LAYOUT)),
+            (load, (0, keys, work, window, entries, page_table, table_row, RINGS, PAGES)),
+            (load, (1, keys, work, window, entries, page_table, table_row, RINGS, PAGES)),
         ],
         [4, 4, 4],
         [160, 72, 72],
@@ -187,9 +179,10 @@ def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr)
         top = gl.full([HEADS], -1e30, gl.float32, _OF_SCORES)
         total = gl.zeros([HEADS], gl.float32, _OF_SCORES)
         finish_query(query, ends, row)
+        blocks = span_of(work, row).blocks
         running = warpgroup_mma_init(sums)
         even = _multiply(query, keys, turn)
-        for pair in range(work.blocks // 2 - 1):
+        for pair in range(blocks // 2 - 1):
             odd, running, top, total = _attend_block(
                 even, running, top, total, query, keys, weights, turn, weights_turn, pair > 0
             )
@@ -199,7 +192,7 @@ def _score(query, keys, weights, ends, work, q_row, q_head, SPLIT: gl.constexpr)
             turn += 2
             weights_turn += 2
         odd, running, top, total = _attend_block(
-            even, running, top, total, query, keys, weights, turn, weights_turn, work.blocks > 2
+            even, running, top, total, query, keys, weights, turn, weights_turn, blocks > 2
         )
         scores, running = warpgroup_mma_wait(0, deps=(odd, running))
         rings.arrive(keys.empty, turn)
@@ -322,7 +315,7 @@ def _sum(keys, weights, ends, work, SPLIT: gl.constexpr):
     for row_number in range(gl.program_id(0), work.num_rows, gl.num_programs(0)):
         row = gl.cast(row_number, gl.int64)
         sums = gl.zeros([HEADS, HALF], gl.float32, SUMS)
-        for _ in range(work.blocks):
+        for _ in range(span_of(work, row).blocks):
             stage = weights_turn % 2
             rings.wait_full(weights.full, weights_turn)
             if gl.max(weights.shrunk.index(stage).load(_ONE), axis=0) > 0:

@@ -20,13 +20,24 @@ STAGES = gl.constexpr(4)
 
 
 class Work(NamedTuple):
-    """Rows of a program, a block of heads, and a range of key blocks of each row."""
+    """Rows of a program, a block of heads, and what says which key blocks of a row are its own."""
 
     num_rows: Any
     num_heads: Any
-    first: Any  # key block
-    blocks: Any  # of keys, an even number
-    window_blocks: Any  # of a row
+    parts_per_split: Any
+    num_window: Any  # places of a row
+    num_entries: Any  # likewise, where ``visible`` is None
+    visible: Any  # how many entries each row attends to, all of them
+    req_of_row: Any
+
+
+class Span(NamedTuple):
+    """A row's key blocks of one split, an even number; of the window first."""
+
+    first: Any
+    blocks: Any
+    num_entries: Any
+    window_blocks: Any
 
 
 class Keys(NamedTuple):
@@ -43,9 +54,8 @@ class Records(NamedTuple):
 
     words: Any
     scales: Any
-    indices: Any
+    indices: Any  # None for places one after the other
     row: Any  # stride of indices
-    limit: Any  # where the split's indices end
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class Layout:
     """How a cache lies in memory; strides count words and scales."""
 
     record: gl.constexpr
+    tabled: bool  # a row of the page table tells where a page is
     per_page: int
     page: int
     place: int
@@ -61,17 +72,18 @@ class Layout:
 
 
 @gluon.constexpr_function
-def layout(record, *numbers):
-    """A ``Layout`` as a constant of kernels."""
-    return Layout(gl.constexpr(record), *numbers)
+def entry_layout(record, *numbers):
+    """A ``Layout`` of pages, as a constant of kernels."""
+    return Layout(gl.constexpr(record), True, *numbers)
 
 
-class Pages(NamedTuple):
-    """Page tables of requests, and the request of each row."""
-
-    table: Any
-    row: Any
-    req_of_row: Any
+@gluon.constexpr_function
+def window_layout(record, ring, ring_stride, row_stride, ring_scales, row_scales):
+    """A ``Layout`` of rings; where their rows follow one another, each is a page."""
+    if ring_stride == ring * row_stride:
+        ring, ring_stride, row_stride, ring_scales, row_scales = 1, row_stride, 0, row_scales, 0
+    numbers = ring, ring_stride, row_stride, ring_scales, row_scales
+    return Layout(gl.constexpr(record), False, *numbers)
 
 
 @gluon.jit
@@ -88,67 +100,92 @@ def new_ring(READERS: gl.constexpr):
 
 
 @gluon.jit
+def span_of(work, row):
+    """The blocks of a row that this program attends to."""
+    num_entries, parts_per_split = work.num_entries, work.parts_per_split
+    window_blocks = (work.num_window + BLOCK - 1) // BLOCK
+    if work.visible is not None:
+        is_real = gl.load(work.req_of_row + row) >= 0
+        num_entries = gl.load(work.visible + row, mask=is_real, other=0).to(gl.int32)
+    num_blocks = window_blocks + (num_entries + BLOCK - 1) // BLOCK
+    if work.visible is not None:  # its entries are as few or many as the row says
+        splits = gl.num_programs(1)
+        parts_per_split = ((num_blocks + splits - 1) // splits + 1) // 2 * 2
+    first = gl.program_id(1) * parts_per_split
+    blocks = (gl.minimum(parts_per_split, num_blocks - first) + 1) // 2 * 2
+    return Span(first, gl.maximum(blocks, 2), num_entries, window_blocks)
+
+
+@gluon.jit
 def load(
     PARITY: gl.constexpr,
     keys,
     work,
     window,
     entries,
-    pages,
+    page_table,
+    table_row,
     WINDOW: gl.constexpr,
     ENTRIES: gl.constexpr,
 ):
     """Every other block of keys, expanded, into shared memory."""
-    begin = work.first
-    end = begin + work.blocks
-    window_end = end
-    if ENTRIES.record != "none":
-        window_end = gl.minimum(end, work.window_blocks)
     turn = 0
     for row_number in range(gl.program_id(0), work.num_rows, gl.num_programs(0)):
         row = gl.cast(row_number, gl.int64)
-        turn = _stream(window, pages.table, row, begin, window_end, keys, turn, WINDOW, PARITY)
+        span = span_of(work, row)
+        end = span.first + span.blocks
+        window_end = end
         if ENTRIES.record != "none":
-            table = pages.table + gl.load(pages.req_of_row + row).to(gl.int64) * pages.row
-            first = gl.maximum(begin - work.window_blocks, 0)
-            last = end - work.window_blocks
-            turn = _stream(entries, table, row, first, last, keys, turn, ENTRIES, PARITY)
+            window_end = gl.minimum(end, span.window_blocks)
+        limit = gl.minimum(end * BLOCK, work.num_window)
+        turn = _stream(
+            window, page_table, row, span.first, window_end, limit, keys, turn, WINDOW, PARITY
+        )
+        if ENTRIES.record != "none":
+            table = page_table + gl.load(work.req_of_row + row).to(gl.int64) * table_row
+            first = gl.maximum(span.first - span.window_blocks, 0)
+            last = end - span.window_blocks
+            limit = gl.minimum(last * BLOCK, span.num_entries)
+            turn = _stream(entries, table, row, first, last, limit, keys, turn, ENTRIES, PARITY)
 
 
 @gluon.jit
 def _stream(
-    records, table, row, begin, end, keys, turn, LAYOUT: gl.constexpr, PARITY: gl.constexpr
+    records, table, row, begin, end, limit, keys, turn, LAYOUT: gl.constexpr, PARITY: gl.constexpr
 ):
     """Those of a row's blocks that fall on turns of this parity into the ring.
 
     Loads of the next are on their way while one is expanded.
     """
     first = begin + ((turn + PARITY) & 1)
-    index = _indices(records, row, first, LAYOUT.record)
+    index = _indices(records, row, first, limit, LAYOUT.record)
     rows = _load_rows(records, index, _pages_of(table, index, LAYOUT), LAYOUT)
-    index = _indices(records, row, first + 2, LAYOUT.record)
+    index = _indices(records, row, first + 2, limit, LAYOUT.record)
     for block in range(first, end, 2):
         page = _pages_of(table, index, LAYOUT)
         _expand(rows, keys, turn + block - begin, LAYOUT.record)
         rows = _load_rows(records, index, page, LAYOUT)
-        index = _indices(records, row, block + 4, LAYOUT.record)
+        index = _indices(records, row, block + 4, limit, LAYOUT.record)
     return turn + gl.maximum(end - begin, 0)
 
 
 @gluon.jit
-def _indices(records, row, block, RECORD: gl.constexpr):
-    """A block's indices, -1 behind the limit."""
+def _indices(records, row, block, limit, RECORD: gl.constexpr):
+    """A block's indices, -1 from the limit on."""
     slot = block * BLOCK + gl.arange(0, BLOCK, layout=unpack.of_keys(RECORD))
-    at = records.indices + row * records.row + slot
-    return gl.load(at, mask=slot < records.limit, other=-1).to(gl.int32)
+    if records.indices is None:
+        index = gl.where(slot < limit, slot, -1)
+    else:
+        at = records.indices + row * records.row + slot
+        index = gl.load(at, mask=slot < limit, other=-1).to(gl.int32)
+    return index
 
 
 @gluon.jit
 def _pages_of(table, index, LAYOUT: gl.constexpr):
-    page = index
-    if LAYOUT.per_page > 1:
-        at = table + gl.maximum(index, 0) // LAYOUT.per_page
-        page = gl.load(at, mask=index >= 0, other=0)
+    page = gl.maximum(index, 0) // LAYOUT.per_page
+    if LAYOUT.tabled:
+        page = gl.load(table + page, mask=index >= 0, other=0)
     return page.to(gl.int64)
 
 
@@ -165,8 +202,8 @@ def _expand(rows, keys, turn, RECORD: gl.constexpr):
     """A block into its stage of the ring, once that is free."""
     rings.wait_empty(keys.empty, turn)
     stage = turn % STAGES
-    keys.blocks.index(2 * stage).store(unpack.expand(rows.left, rows.left_codes, RECORD))
-    keys.blocks.index(2 * stage + 1).store(unpack.expand(rows.right, rows.right_codes, RECORD))
+    keys.blocks.index(2 * stage).store(unpack.expand(rows, 0, RECORD))
+    keys.blocks.index(2 * stage + 1).store(unpack.expand(rows, 1, RECORD))
     keys.masks.index(stage).store(gl.where(rows.valid, 0.0, -float("inf")))
     fence_async_shared()
     rings.arrive(keys.full, turn)

@@ -30,17 +30,19 @@ from leadline.kernels.triton.fp8_operands import (
     relu_product,
     split_channels,
 )
+from leadline.kernels.triton.hadamard import hadamard as transform
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 
 # Programs of a launch: four on each of 132 SMs. Longer inputs give each at most so many tiles, so
 # that requests of different length share a GPU evenly.
 _PROGRAMS = 528
 _TILES = 32
+_PREPARED_HEADS = 32  # that a program prepares, at most
 
 
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """One program a row."""
-    return _prepared(q, cos, sin, rope_dim=2 * cos.shape[1])
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
+    """Programs of some heads of a row."""
+    return _prepared(q, cos, sin, rope_dim=2 * cos.shape[1], hadamard=hadamard)
 
 
 def quantize_index_query(q: Tensor) -> Tensor:
@@ -48,16 +50,20 @@ def quantize_index_query(q: Tensor) -> Tensor:
     return _prepared(q, q, q, rope_dim=0)
 
 
-def _prepared(q: Tensor, cos: Tensor, sin: Tensor, *, rope_dim: int) -> Tensor:
+def _prepared(
+    q: Tensor, cos: Tensor, sin: Tensor, *, rope_dim: int, hadamard: bool = False
+) -> Tensor:
     rows, heads, dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if rows:
-        _prepare_query[(rows,)](
+        block = min(triton.next_power_of_2(heads), _PREPARED_HEADS)
+        _prepare_query[(rows, triton.cdiv(heads, block))](
             *(q, cos, sin, out),
             *(q.stride(0), q.stride(1), cos.stride(0), heads),
-            BLOCK_HEADS=triton.next_power_of_2(heads),
+            BLOCK_HEADS=block,
             DIM=dim,
             ROPE=rope_dim,
+            HADAMARD=hadamard,
             num_warps=4,
             enable_fp_fusion=False,  # a last bit decides on which side of a tie a value falls
         )
@@ -77,10 +83,11 @@ def _prepare_query(
     BLOCK_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
+    HADAMARD: tl.constexpr,
 ):
-    """Rotate the last ROPE channels of a row's heads, and round to MXFP4."""
+    """Rotate the last ROPE channels of some heads of a row, and round to MXFP4."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, BLOCK_HEADS)[:, None]
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     channel = tl.arange(0, DIM)[None, :]
     inside = head < heads
     x = tl.load(q + row * row_stride + head * head_stride + channel, mask=inside, other=0.0)
@@ -92,6 +99,8 @@ def _prepare_query(
         first, second = x.reshape(BLOCK_HEADS, DIM // 2, 2).split()
         x = tl.join(first * c - second * s, second * c + first * s).reshape(BLOCK_HEADS, DIM)
         x = to_bf16(x).to(tl.float32)
+    if HADAMARD:
+        x = to_bf16(transform(x)).to(tl.float32)
     x = x.reshape(BLOCK_HEADS, DIM // 32, 32)
     scale = fp4_32_scale(absmax(x, 2))[:, :, None]
     x = round_e2m1(x * reciprocal_of_scale(scale)) * decode_ue8m0(scale)
@@ -119,7 +128,7 @@ def index_logits(
     scores = _empty_scores(q, num_entries)
     # One row a request is decoding. Otherwise neighbours share a request, mostly.
     one_each = batch_invariance.switch.enabled or len(q) <= len(page_table)
-    kernel = _decode if one_each else _prefill
+    kernel = _decode if one_each else _prefill[q.shape[1] > 32]
     _launch(
         *(kernel, q, weights, keys, page_table, req_of_row, None, visible),
         *(scores, 1, exact_rounding),
@@ -376,11 +385,18 @@ _decode = tuned(
     _KEY,
     variant="decode",
 )(_logits)
-_prefill = tuned(
-    [
-        triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=4, num_stages=3)
-        for rows, keys in ((8, 64), (4, 128))
-    ],
-    _KEY,
-    variant="prefill",
-)(_logits)
+# By whether there are more than 32 heads: sums of all of them are in registers.
+_prefill = {
+    many: tuned(
+        [
+            triton.Config({"ROWS": rows, "KEYS": keys}, num_warps=4, num_stages=3)
+            for rows, keys in sizes
+        ],
+        _KEY,
+        variant=name,
+    )(_logits)
+    for many, name, sizes in (
+        (False, "prefill", ((8, 64), (4, 128))),
+        (True, "prefill, 64 heads", ((4, 64), (2, 128))),
+    )
+}

@@ -20,6 +20,7 @@ from leadline.kernels.triton.quant import store_fp8_32
 # A projection is cut along its channels until there are two programs for each SM of an H200, into
 # multiples of so many channels.
 _PROGRAMS = 264
+_LEAST_COLUMNS = 16  # of matrix instructions
 
 
 def mhc_seam(
@@ -255,32 +256,8 @@ def mhc_coefficients(
     comb = fn.new_empty(rows, num_streams, num_streams)
     if not rows:
         return pre, post, comb
-    planned = planned_rows(rows)
-    # More tokens in a tile read fn less often.
-    tokens = 16 if planned <= 16 else 64 if planned <= 2048 else 128
-    tiles = triton.cdiv(planned, tokens)
-    cuts = triton.next_power_of_2(triton.cdiv(_PROGRAMS, tiles * num_streams))
-    least = _least_channels(planned)
-    channels = triton.cdiv(triton.cdiv(width, cuts), least) * least
-    parts = num_streams * triton.cdiv(width, channels)
-    columns = triton.next_power_of_2(fn.shape[0] + 1)
-    partial = fn.new_empty(parts, rows, columns)
-    _project[(triton.cdiv(rows, tokens), parts)](
-        streams,
-        fn,
-        partial,
-        rows,
-        streams.stride(0),
-        streams.stride(1),
-        bucket(planned),
-        num_streams,
-        width,
-        channels,
-        columns,
-        tokens,
-        3 if planned <= 64 else 2,
-        **overlapped(),
-    )
+    partial = project(streams, fn)
+    parts, _, columns = partial.shape
     block = triton.next_power_of_2(parts)
     together = max(1, 128 // block)
     _sinkhorn[(triton.cdiv(rows, together),)](
@@ -303,6 +280,47 @@ def mhc_coefficients(
         **overlapped(),
     )
     return pre, post, comb
+
+
+def project(streams: Tensor, fn: Tensor) -> Tensor:
+    """Parts of ``fn`` times all channels of a row, and of the sum of their squares.
+
+    Args:
+        streams: ``[m, S, D]`` bf16, m at least 1.
+        fn: ``[n, S D]`` float32.
+
+    Returns:
+        ``[parts, m, columns]`` float32 to be added: n products, then the squares.
+    """
+    rows, num_streams, width = streams.shape
+    planned = planned_rows(rows)
+    # More tokens in a tile read fn less often.
+    tokens = 16 if planned <= 16 else 64 if planned <= 2048 else 128
+    tiles = triton.cdiv(planned, tokens)
+    cuts = triton.next_power_of_2(triton.cdiv(_PROGRAMS, tiles * num_streams))
+    least = _least_channels(planned)
+    channels = triton.cdiv(triton.cdiv(width, cuts), least) * least
+    parts = num_streams * triton.cdiv(width, channels)
+    columns = max(triton.next_power_of_2(fn.shape[0] + 1), _LEAST_COLUMNS)
+    partial = fn.new_empty(parts, rows, columns)
+    _project[(triton.cdiv(rows, tokens), parts)](
+        streams,
+        fn,
+        partial,
+        rows,
+        streams.stride(0),
+        streams.stride(1),
+        bucket(planned),
+        num_streams,
+        width,
+        channels,
+        fn.shape[0],
+        columns,
+        tokens,
+        3 if planned <= 64 else 2,
+        **overlapped(),
+    )
+    return partial
 
 
 def _least_channels(rows: int) -> int:
@@ -329,6 +347,7 @@ def _project(
     S: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
+    OUT: tl.constexpr,
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -336,7 +355,6 @@ def _project(
 ):
     """Some rows by some channels of one stream: products, and behind them the sum of squares."""
     await_previous()
-    OUT: tl.constexpr = S * (S + 2)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     CUTS: tl.constexpr = tl.cdiv(WIDTH, CHANNELS)
     part = tl.program_id(1)

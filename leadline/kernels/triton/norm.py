@@ -10,31 +10,35 @@ from torch import Tensor
 from leadline.kernels.triton.formats import cast
 from leadline.kernels.triton.launch import await_previous, overlapped
 
+_VALUES = 2048  # of a program, unless one row has more
+
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """One program a row."""
+    """One program a row, or for several short ones, as the heads of queries are."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     rows, width = x.shape
     if rows:
-        _rms_norm[(rows,)](
-            x,
-            weight,
-            out,
-            x.stride(0),
-            width,
-            eps,
-            triton.next_power_of_2(width),
+        block = triton.next_power_of_2(width)
+        together = max(1, _VALUES // block)
+        _rms_norm[(triton.cdiv(rows, together),)](
+            *(x, weight, out, x.stride(0), rows, width, eps, together, block),
             num_warps=4,
             **overlapped(),
         )
     return out
 
 
-@triton.jit
-def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm(x, weight, out, stride, rows, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     await_previous()
-    row = tl.program_id(0).to(tl.int64)
-    norm_row(x + row * stride, weight, out + row * width, width, eps, BLOCK)
+    row = (tl.program_id(0) * ROWS).to(tl.int64) + tl.arange(0, ROWS)[:, None]
+    channel = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (channel < width)
+    value = tl.load(x + row * stride + channel, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + channel, mask=channel < width, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 1) / width + eps)[:, None]
+    result = cast(value * factor * gain, out.dtype.element_ty)
+    tl.store(out + row * width + channel, result, mask=inside)
 
 
 @triton.jit

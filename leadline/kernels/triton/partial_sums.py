@@ -10,7 +10,7 @@ from torch import Tensor
 from leadline.kernels.triton.arrangement import Arranged, store_arranged
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, hold_next, overlapped
-from leadline.kernels.triton.quant import on_fp8_32_grid
+from leadline.kernels.triton.quant import on_fp8_grid
 from leadline.kernels.triton.streamed_matmul import Operand, store_operand
 
 
@@ -27,7 +27,7 @@ def add_parts_into(
     parts: Tensor,
     out: Tensor | Operand | Arranged,
     *,
-    rounds: bool = False,
+    input_block: int = 0,
     swiglu_limit: float | None = None,
 ) -> None:
     """Partial sums ``[splits, m, n]`` to ``out [m, n]``, or ``[m, n / 2]`` behind SwiGLU.
@@ -35,7 +35,8 @@ def add_parts_into(
     Args:
         parts: float32 or bf16.
         out: bf16, or what the next product takes.
-        rounds: quantise ``out`` to MXFP8 and back, as an operand is where that is to be.
+        input_block: quantise so many channels of ``out`` to FP8 and back, as an operand is where
+            that is to be; 0 for no rounding.
         swiglu_limit: None for no SwiGLU.
     """
     splits, tokens, width = parts.shape
@@ -43,6 +44,7 @@ def add_parts_into(
     target, powers, terms, scaled = out, None, 1, 32
     if isinstance(out, Operand):
         target, powers, terms, scaled = out.codes, out.powers, out.terms, out.scaled
+        input_block = out.input_block
     elif isinstance(out, Arranged):
         target = out.values
     block = 256 if splits > 1 else 1024
@@ -56,7 +58,7 @@ def add_parts_into(
         swiglu_limit,
         SPLITS=triton.next_power_of_2(splits),
         SWIGLU=swiglu_limit is not None,
-        ROUNDS=rounds,
+        INPUT_BLOCK=input_block,
         ARRANGED=isinstance(out, Arranged),
         TERMS=terms,
         SCALED=scaled,
@@ -77,7 +79,7 @@ def _sum_parts(
     limit,
     SPLITS: tl.constexpr,
     SWIGLU: tl.constexpr,
-    ROUNDS: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     ARRANGED: tl.constexpr,
     TERMS: tl.constexpr,
     SCALED: tl.constexpr,
@@ -103,15 +105,20 @@ def _sum_parts(
     else:
         value = _rounded_sum(parts + (split * num_tokens + token) * out_width + channel, mask)
     result = to_bf16(value)
-    if ROUNDS:
-        result = on_fp8_32_grid(result.to(tl.float32).reshape(1, BLOCK)).reshape(BLOCK)
     part = tl.program_id(1)
     if powers is not None:
-        store_operand(result, out, powers, 0, token, num_tokens, part, out_width, TERMS, SCALED)
-    elif ARRANGED:
-        store_arranged(result, out, 0, token, num_tokens, part, out_width)
+        store_operand(
+            *(result, out, powers, 0, token, num_tokens, part, out_width),
+            *(TERMS, INPUT_BLOCK, SCALED),
+        )
     else:
-        tl.store(out + token * out_width + channel, result, mask=inside)
+        if INPUT_BLOCK:
+            result = on_fp8_grid(result.to(tl.float32).reshape(1, BLOCK), INPUT_BLOCK)
+            result = result.reshape(BLOCK)
+        if ARRANGED:
+            store_arranged(result, out, 0, token, num_tokens, part, out_width)
+        else:
+            tl.store(out + token * out_width + channel, result, mask=inside)
 
 
 @triton.jit

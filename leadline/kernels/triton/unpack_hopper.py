@@ -26,6 +26,7 @@ class Rows(NamedTuple):
     left_codes: Any
     right: Any
     right_codes: Any
+    tail: Any  # of FP8_64: bf16 for the last words of the right half
     valid: Any
 
 
@@ -78,16 +79,29 @@ _EXPAND_FP8 = gl.constexpr("""
 """)
 
 
+# Four bf16 as two pairs, in units of 2^16.
+_TIMES_UNIT = gl.constexpr("""
+{
+    .reg .b32 low, high, unit;
+    mov.b64 {low, high}, $2;
+    mov.b32 unit, 0x37803780;
+    mul.rn.bf16x2 $0, low, unit;
+    mul.rn.bf16x2 $1, high, unit;
+}
+""")
+_FIRST_OF_TAIL = gl.constexpr(48)  # word of the right half
+
+
 @gluon.constexpr_function
 def _num_words(record):
     """32-bit words of half a row."""
-    return {"fp4_16": 32, "fp8_32": 64}[record]
+    return {"fp4_16": 32, "fp8_32": 64, "fp8_64": 64}[record]
 
 
 @gluon.constexpr_function
 def _num_scales(record):
     """Scales of half a row."""
-    return {"fp4_16": 16, "fp8_32": 8}[record]
+    return {"fp4_16": 16, "fp8_32": 8, "fp8_64": 4}[record]
 
 
 @gluon.constexpr_function
@@ -121,7 +135,10 @@ def load_rows(values, scales, valid, RECORD: gl.constexpr):
     """Start to load rows of 512 channels that begin at these pointers; 0 where not ``valid``."""
     left, left_codes = _load_half(values, scales, valid, 0, RECORD)
     right, right_codes = _load_half(values, scales, valid, 1, RECORD)
-    return Rows(left, left_codes, right, right_codes, valid)
+    tail = right  # stands in for none
+    if RECORD == "fp8_64":
+        tail = _load_tail(values, valid)
+    return Rows(left, left_codes, right, right_codes, tail, valid)
 
 
 @gluon.jit
@@ -138,8 +155,33 @@ def _load_half(values, scales, valid, SIDE: gl.constexpr, RECORD: gl.constexpr):
 
 
 @gluon.jit
-def expand(packed, codes, RECORD: gl.constexpr):
+def _load_tail(values, valid):
+    """The 64 channels in bf16 behind 448 codes, each four where a word of their codes would be.
+
+    Words of the last quarter are registers of their own in every thread: no other is loaded.
+    """
+    word = gl.arange(0, 64, layout=gl.SliceLayout(0, _layout("fp8_64", None)))
+    fours = values.to(gl.pointer_type(gl.int64), bitcast=True)[:, None] + (word + 8)[None, :]
+    return gl.load(fours, mask=valid[:, None] & (word >= _FIRST_OF_TAIL)[None, :], other=0)
+
+
+@gluon.jit
+def _lay_over(a, b, tail):
+    """Pairs ``a`` and ``b`` of each word, those of the tail in place of what its bytes gave."""
+    word = gl.arange(0, 64, layout=gl.SliceLayout(0, a.type.layout))[None, :]
+    low, high = gl.inline_asm_elementwise(
+        _TIMES_UNIT, "=&r,=&r,l", [tail], (gl.int32,) * 2, True, 1
+    )
+    is_tail = word >= _FIRST_OF_TAIL
+    return gl.where(is_tail, low, a), gl.where(is_tail, high, b)
+
+
+@gluon.jit
+def expand(rows, SIDE: gl.constexpr, RECORD: gl.constexpr):
     """Half rows as pairs of bf16 ``[keys, 128]``, int32."""
+    packed, codes = rows.left, rows.left_codes
+    if SIDE == 1:
+        packed, codes = rows.right, rows.right_codes
     words: gl.constexpr = _num_words(RECORD)
     count: gl.constexpr = _num_scales(RECORD)
     scale = gl.expand_dims(_scale_pairs(codes, RECORD), 2)
@@ -154,6 +196,8 @@ def expand(packed, codes, RECORD: gl.constexpr):
         a, b = gl.inline_asm_elementwise(
             _EXPAND_FP8, "=&r,=&r,r,r", [packed, scale], (gl.int32,) * 2, True, 1
         )
+        if RECORD == "fp8_64" and SIDE == 1:
+            a, b = _lay_over(a, b, rows.tail)
         pairs = gl.join(a, b)
     return gl.reshape(pairs, [KEYS, HALF // 2])
 

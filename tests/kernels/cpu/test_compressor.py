@@ -9,9 +9,10 @@ from torch import Tensor
 from leadline.cache.pool import make_field
 from leadline.kernels import ops
 from leadline.kernels.records import Record
+from leadline.kernels.reference.kv_store import unpack_rows
 from leadline.kernels.registry import REFERENCE, Kernels
 
-WIDTH, KEY, PER_PAGE, RING, EPS = 64, 32, 4, 3, 1e-20
+WIDTH, KEY, ROTARY, PER_PAGE, RING, EPS = 96, 32, 32, 4, 3, 1e-20
 
 
 def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> list[Tensor]:
@@ -25,9 +26,9 @@ def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> 
     req_of_row = torch.cat((torch.repeat_interleave(torch.arange(4), counts), padding))
     q_off = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
     write_from, pages = torch.tensor([0, 0, 0, 12]), 1 + torch.randperm(16).reshape(4, 4)
-    angles = ops.rope_angles(pos - ratio + 1, 10000.0 ** -(torch.arange(0, 16, 2) / 16))
+    angles = ops.rope_angles(pos - ratio + 1, 10000.0 ** -(torch.arange(0, ROTARY, 2) / ROTARY))
     entries, keys = (
-        make_field(kind, 17, PER_PAGE, width, torch.device("cpu"))
+        make_field(kind, 17, PER_PAGE, width, "cpu", ROTARY)
         for kind, width in ((record, WIDTH), (key_record, KEY))
     )
     rings = None if ratio == 1 else torch.randn(6, RING, 2 * WIDTH)
@@ -56,6 +57,7 @@ def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> 
     [
         (Record.FP4_16, Record.FP4_32),
         (Record.FP8_32, Record.FP4_32),
+        (Record.FP8_64, Record.FP4_32),
         (Record.FLOAT32, Record.FLOAT32),
     ],
 )
@@ -70,3 +72,47 @@ def test_a_step_leaves_what_the_reference_leaves(
             assert (actual != expected).float().mean() < 0.002
         else:
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("record", [Record.FP8_64, Record.FP4_32, Record.BFLOAT16])
+@pytest.mark.parametrize(("ratio", "overlaps"), [(4, True), (4, False), (16, False)])
+def test_a_step_of_a_v4_leaves_what_the_reference_leaves(
+    numba_kernels: Kernels, record: Record, ratio: int, overlaps: bool
+) -> None:
+    """Entries or keys from a sequence's first on, in steps of any length."""
+    width, halves, rotary = 96, 2 if overlaps else 1, 32
+    torch.manual_seed(5)
+    rows, ape = 2 * torch.randn(70, 2 * halves * width), torch.randn(ratio, halves * width)
+    norm, hadamard = torch.rand(width) + 0.5, False
+    if record is Record.FP4_32:
+        width, hadamard = 64, True
+        rows, ape, norm = rows[:, : 2 * halves * 64], ape[:, : halves * 64], norm[:64]
+    left = []
+    for kernels in (numba_kernels, REFERENCE):
+        field = make_field(record, 4, 32, width, "cpu", rotary if record is Record.FP8_64 else 0)
+        rings, start = torch.full((3, 40, rows.shape[1]), torch.nan), 0
+        for count in (1, 2, 30, 37):
+            pos = torch.arange(start, start + count)
+            with kernels.active():
+                ops.store_entries(
+                    *(rows[pos], norm),
+                    *ops.rope_angles(pos - ratio + 1, 10000.0 ** -(torch.arange(0, 32, 2) / 32)),
+                    *(pos, torch.zeros_like(pos), torch.tensor([0, count]), torch.tensor([2])),
+                    *(torch.tensor([start + count]), torch.tensor([0]), torch.tensor([[3, 1, 2]])),
+                    *(field, rings),
+                    ratio=ratio,
+                    eps=EPS,
+                    dtype=torch.float32,
+                    ape=ape,
+                    overlaps=overlaps,
+                    hadamard=hadamard,
+                )
+            start += count
+        assert torch.equal(rings[2, pos % 40], rows[pos])
+        left.append(field)
+    fast, wanted = (
+        unpack_rows(field.values, field.scales, record, torch.float32, field.rotary)
+        for field in left
+    )
+    assert wanted.abs().sum() > 0
+    assert (~torch.isclose(fast, wanted, rtol=1e-2, atol=1e-4)).float().mean() < 0.002

@@ -107,8 +107,9 @@ def test_index_logits_where_nothing_is_visible(both: Both) -> None:
     assert fast.shape == wanted.shape == (2, 0)
 
 
-def test_prepare_index_query(both: Both) -> None:
+@pytest.mark.parametrize("hadamard", [False, True])
+def test_prepare_index_query(both: Both, hadamard: bool) -> None:
     cos, sin = torch.rand(2, 5, 8)
-    fast, wanted = both("prepare_index_query", torch.randn(5, 4, 32), cos, sin)
+    fast, wanted = both("prepare_index_query", torch.randn(5, 4, 32), cos, sin, hadamard=hadamard)
     # A rotated value may differ in its last bit, and so fall on the other side of a tie.
     assert (fast != wanted).float().mean() < 0.01

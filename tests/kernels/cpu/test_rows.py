@@ -59,6 +59,20 @@ def test_mhc_coefficients(both: Both, rows: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+def test_mhc_head(both: Both, rows: int) -> None:
+    fast, wanted = both(
+        "mhc_head",
+        activations(rows, 4, 64),
+        torch.randn(4, 256) / 16,
+        torch.randn(4),
+        torch.tensor([1.5]),
+        hc_eps=1e-6,
+        eps=1e-6,
+    )
+    torch.testing.assert_close(fast, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_mhc_collapse_and_expand(both: Both, rows: int) -> None:
     streams = activations(rows, 4, 64)
     torch.testing.assert_close(*both("mhc_collapse", streams, torch.rand(rows, 4)), **CLOSE)
@@ -98,6 +112,18 @@ def test_route(both: Both, rows: int, per_row: int) -> None:
         torch.randn(8),
         num_experts_per_tok=per_row,
         scale=1.5,
+    )
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("per_row", [1, 3])
+def test_hash_route(both: Both, per_row: int) -> None:
+    table = torch.stack([torch.randperm(8)[:per_row] for _ in range(50)]).int()
+    groups = torch.tensor([0] * 30 + [-1] * 3)
+    x, gate, tokens = torch.randn(33, 64), torch.randn(8, 64), torch.randint(50, (33,)).int()
+    (ids, weights), (wanted_ids, wanted) = both(
+        "hash_route", x, gate, table, tokens, groups, scale=1.5
     )
     assert torch.equal(ids, wanted_ids)
     torch.testing.assert_close(weights, wanted, **CLOSE)
@@ -165,10 +191,14 @@ FORMATS = {"packed": WeightFormat.MXFP4, "plain": WeightFormat.PLAIN}
 
 @pytest.mark.parametrize("rows", [*ROWS[1:], 100])
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("row_scales", [False, True])
-def test_routed_experts(both: Both, rows: int, format: str, row_scales: bool) -> None:
+@pytest.mark.parametrize(
+    ("input_block", "row_scales"), [(32, False), (128, False), (32, True)], ids=str
+)
+def test_routed_experts(
+    both: Both, rows: int, format: str, input_block: int, row_scales: bool
+) -> None:
     """Few rows an expert and many; one expert gets none."""
-    experts, dim, width = 6, 64, 32
+    experts, dim, width = 6, 192, 160
     scores = torch.rand(rows, experts)
     scores[:, 2] = -1
     ids = scores.topk(3, dim=-1).indices.sort(-1).values
@@ -177,8 +207,8 @@ def test_routed_experts(both: Both, rows: int, format: str, row_scales: bool) ->
         torch.randn(rows, dim) * torch.tensor([1.0, 2**-12]).repeat_interleave(dim // 2),
         ids,
         torch.rand(rows, 3),
-        LinearWeight(torch.randn(experts, 2 * width, dim) / 4, FORMATS[format]),
-        LinearWeight(torch.randn(experts, dim, width) / 4, FORMATS[format]),
+        LinearWeight(torch.randn(experts, 2 * width, dim) / 8, FORMATS[format], input_block),
+        LinearWeight(torch.randn(experts, dim, width) / 8, FORMATS[format], input_block),
         limit=2.0,
         row_scales=row_scales,
     )
@@ -203,12 +233,13 @@ def test_routed_experts_beside_the_shared_one(both: Both) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_shared_expert(both: Both, rows: int, format: str) -> None:
+@pytest.mark.parametrize("input_block", [32, 128])
+def test_shared_expert(both: Both, rows: int, format: str, input_block: int) -> None:
     fast, wanted = both(
         "shared_expert",
-        torch.randn(rows, 64),
-        LinearWeight(torch.randn(64, 64) / 4, FORMATS[format]),
-        LinearWeight(torch.randn(64, 32) / 4, FORMATS[format]),
+        torch.randn(rows, 192),
+        LinearWeight(torch.randn(320, 192) / 8, FORMATS[format], input_block),
+        LinearWeight(torch.randn(192, 160) / 8, FORMATS[format], input_block),
         limit=2.0,
     )
     assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")

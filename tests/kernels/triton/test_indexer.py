@@ -65,14 +65,18 @@ def agree(actual: Tensor, wanted: Tensor, differing: float = 0.01) -> None:
     assert (actual != wanted).float().mean() <= differing
 
 
-@pytest.mark.parametrize("rope", [32, 64])
-def test_prepared_queries_are_rotated_and_rounded(device: torch.device, rope: int) -> None:
-    q = 3 * torch.randn(5, 3, WIDTH, device=device).bfloat16()
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize(("rope", "heads"), [(32, 3), (64, 3), (64, 64)])
+def test_prepared_queries_are_rotated_and_rounded(
+    device: torch.device, rope: int, heads: int, hadamard: bool
+) -> None:
+    q = 3 * torch.randn(5, heads, WIDTH, device=device).bfloat16()
     q[1] *= 2.0 ** torch.randint(-20, 20, q[1].shape, device=device)
     q[2], q[3] = 0, math.nan
     angle = torch.rand(5, rope // 2, device=device) * 6.3
-    wanted = reference.prepare_index_query(q, angle.cos(), angle.sin())
-    actual = indexer.prepare_index_query(q, angle.cos(), angle.sin())
+    angles = angle.cos(), angle.sin()
+    wanted = reference.prepare_index_query(q, *angles, hadamard=hadamard)
+    actual = indexer.prepare_index_query(q, *angles, hadamard=hadamard)
     torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
     actual, wanted = indexer.quantize_index_query(q), round_trip_fp4_32(q)
     torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from leadline.kernels import ops
 from leadline.kernels.reference import mhc as reference
 from leadline.kernels.reference import quant
-from leadline.kernels.triton import mhc
+from leadline.kernels.triton import mhc, mhc_head
 
 EPS, S = 1e-20, 4
 SETTINGS = {"sinkhorn_iters": 20, "hc_eps": 1e-6, "eps": EPS}
@@ -190,3 +190,23 @@ def test_broken_rows_of_coefficients_stay_alone(device: torch.device) -> None:
     for a, b in zip(site.coefficients(), sound, strict=True):
         assert a[[0, 2]].isnan().all()
         assert torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 96), (17, 256), (65, 128)])
+def test_weights_of_the_head(device: torch.device, rows: int, width: int) -> None:
+    site = Site(rows, width, device)
+    arguments = site.streams, site.fn[:S], site.base[:S], site.scale[:1]
+    actual = mhc_head.mhc_head(*arguments, hc_eps=1e-6, eps=EPS)
+    wanted = reference.mhc_head(*(t.double() for t in arguments), hc_eps=1e-6, eps=EPS)
+    assert actual.dtype is torch.float32
+    torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_broken_row_of_the_head_stays_alone(device: torch.device) -> None:
+    site = Site(3, 64, device)
+    arguments = site.fn[:S], site.base[:S], site.scale[:1]
+    wanted = mhc_head.mhc_head(site.streams, *arguments, hc_eps=1e-6, eps=EPS)
+    site.streams[1, 2, 5] = torch.nan
+    actual = mhc_head.mhc_head(site.streams, *arguments, hc_eps=1e-6, eps=EPS)
+    assert actual[1].isnan().all()
+    assert torch.equal(actual[[0, 2]], wanted[[0, 2]])

@@ -11,7 +11,7 @@ from leadline.kernels.reference import norm as reference
 from leadline.kernels.triton import norm
 
 
-@pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 64), (5, 96), (3, 1280)])
+@pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 64), (5, 96), (3, 1280), (70, 64)])
 def test_rms_norm(device: torch.device, rows: int, width: int) -> None:
     x = 3 * torch.randn(rows, width, device=device, dtype=torch.bfloat16)
     weight = torch.rand(width, device=device) + 0.5
