@@ -23,7 +23,7 @@ from leadline.kernels.triton.pack import (
 )
 
 _FEW_ROWS = 1024  # below, a program's latency counts; above, how many run at a time
-_COPIED = 2048  # values that a warp copies at a time
+_COPIED = 1024  # values that a warp copies at a time
 
 
 def store_entries(
@@ -291,31 +291,38 @@ def _pool(
     RING: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Softmax of each channel over an entry's rows, some of them at a time, newest first."""
+    """Softmax of each channel over an entry's rows, newest first; some are loaded at a time."""
     span: tl.constexpr = RATIO * HALVES
-    some: tl.constexpr = min(triton.next_power_of_2(span), 8)
+    some: tl.constexpr = min(span, 8)
     columns: tl.constexpr = HALVES * WIDTH  # of values, with as many gates behind them
     largest = tl.full(channel.shape, float("-inf"), tl.float32)
     total = tl.zeros(channel.shape, tl.float32)
     pooled = tl.zeros(channel.shape, tl.float32)
     for first in tl.range(0, span, some):
-        back = first + tl.arange(0, some)[:, None, None]
-        there = (back < span) & (position - back >= 0)
-        kept = ring + (position - back) % RING * (2 * columns)
-        source = tl.where(row - back < begin, kept, projected + (row - back) * row_stride)
-        column = channel[None, :, :]
-        if HALVES == 2:  # the group before gives its first half, the own one its second
-            column += tl.where(back < RATIO, WIDTH, 0)
-        gate = tl.load(source + columns + column, mask=there, other=-float("inf"))
-        value = tl.load(source + column, mask=there, other=0.0)
-        if ape is not None:
-            of_row = ape + (RATIO - 1 - back % RATIO) * columns
-            gate += tl.load(of_row + column, mask=there, other=0.0)
-        above = tl.maximum(largest, tl.max(gate, 0))
-        shrink, weight = tl.exp(largest - above), tl.exp(gate - above[None, :, :])
-        total = total * shrink + tl.sum(weight, 0)
-        pooled = pooled * shrink + tl.sum(weight * value, 0)
-        largest = above
+        gates: tl.tuple = ()
+        values: tl.tuple = ()
+        above = largest
+        for turn in tl.static_range(some):
+            back = first + turn
+            there = (back < span) & (position - back >= 0)
+            kept = ring + (position - back) % RING * (2 * columns)
+            source = tl.where(row - back < begin, kept, projected + (row - back) * row_stride)
+            half = 0
+            if HALVES == 2:  # the group before gives its first half, the own one its second
+                half = tl.where(back < RATIO, WIDTH, 0)
+            gate = tl.load(source + columns + half + channel, mask=there, other=-float("inf"))
+            if ape is not None:
+                of_row = ape + (RATIO - 1 - back % RATIO) * columns + half
+                gate += tl.load(of_row + channel, mask=there, other=0.0)
+            gates += (gate,)
+            values += (tl.load(source + half + channel, mask=there, other=0.0),)
+            above = tl.maximum(above, gate)
+        shrink = tl.exp(largest - above)
+        total, pooled, largest = total * shrink, pooled * shrink, above
+        for turn in tl.static_range(some):
+            weight = tl.exp(gates[turn] - above)
+            total += weight
+            pooled += weight * values[turn]
     return pooled / total
 
 
