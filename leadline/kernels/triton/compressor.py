@@ -21,6 +21,7 @@ from leadline.kernels.triton.pack import (
     rotate_pairs,
     store_blocks,
 )
+from leadline.kernels.triton.pooling import pool, refresh_ring
 
 _FEW_ROWS = 1024  # below, a program's latency counts; above, how many run at a time
 _COPIED = 1024  # values that a warp copies at a time
@@ -220,7 +221,7 @@ def _store_entries(
     if (RING > 0) & (program >= row_programs):
         tl.debug_barrier()  # every thread has read its part of the ring
         kept: tl.constexpr = 2 * HALVES * WIDTH
-        _refresh_ring(
+        refresh_ring(
             *(projected, row_stride, ring_of_slot, q_off, seq_len, request, RING, kept, COPIED)
         )
 
@@ -259,7 +260,7 @@ def _store_entry(
     if RING == 0:
         pooled = tl.load(projected + row * row_stride + channel).to(tl.float32)
     else:
-        pooled = _pool(
+        pooled = pool(
             *(projected, row_stride, ape, ring, row, position, begin, channel),
             *(RATIO, HALVES, RING, WIDTH),
         )
@@ -274,81 +275,6 @@ def _store_entry(
         made = made.reshape(WIDTH // BLOCK, BLOCK)
     values, scales = values + block * 0, scales + block * 0
     store_blocks(made, values, scales, block, block >= 0, RECORD, WIDTH - 2 * HALF)
-
-
-@triton.jit
-def _pool(
-    projected,
-    row_stride,
-    ape,
-    ring,
-    row,
-    position,
-    begin,
-    channel,
-    RATIO: tl.constexpr,
-    HALVES: tl.constexpr,
-    RING: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Softmax of each channel over an entry's rows, newest first; some are loaded at a time."""
-    span: tl.constexpr = RATIO * HALVES
-    some: tl.constexpr = min(span, 8)
-    columns: tl.constexpr = HALVES * WIDTH  # of values, with as many gates behind them
-    largest = tl.full(channel.shape, float("-inf"), tl.float32)
-    total = tl.zeros(channel.shape, tl.float32)
-    pooled = tl.zeros(channel.shape, tl.float32)
-    for first in tl.range(0, span, some):
-        gates: tl.tuple = ()
-        values: tl.tuple = ()
-        above = largest
-        for turn in tl.static_range(some):
-            back = first + turn
-            there = (back < span) & (position - back >= 0)
-            kept = ring + (position - back) % RING * (2 * columns)
-            source = tl.where(row - back < begin, kept, projected + (row - back) * row_stride)
-            half = 0
-            if HALVES == 2:  # the group before gives its first half, the own one its second
-                half = tl.where(back < RATIO, WIDTH, 0)
-            gate = tl.load(source + columns + half + channel, mask=there, other=-float("inf"))
-            if ape is not None:
-                of_row = ape + (RATIO - 1 - back % RATIO) * columns + half
-                gate += tl.load(of_row + channel, mask=there, other=0.0)
-            gates += (gate,)
-            values += (tl.load(source + half + channel, mask=there, other=0.0),)
-            above = tl.maximum(above, gate)
-        shrink = tl.exp(largest - above)
-        total, pooled, largest = total * shrink, pooled * shrink, above
-        for turn in tl.static_range(some):
-            weight = tl.exp(gates[turn] - above)
-            total += weight
-            pooled += weight * values[turn]
-    return pooled / total
-
-
-@triton.jit
-def _refresh_ring(
-    projected,
-    row_stride,
-    ring,
-    q_off,
-    seq_len,
-    request,
-    RING: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COPIED: tl.constexpr,
-):
-    """Keep the newest rows of a request, each at its position modulo the ring, some at a time."""
-    end = tl.load(q_off + request + 1)
-    length = tl.load(seq_len + request)
-    channel = tl.arange(0, WIDTH)[None, :]
-    row = tl.maximum(tl.load(q_off + request), end - RING)
-    while row < end:
-        some = row + tl.arange(0, triton.next_power_of_2(COPIED))[:, None]
-        value = tl.load(projected + some * row_stride + channel, mask=some < end, other=0.0)
-        place = (length - (end - some)) % RING
-        tl.store(ring + place * WIDTH + channel, value, mask=some < end)
-        row += COPIED
 
 
 def store_index_keys(
