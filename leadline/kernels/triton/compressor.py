@@ -154,7 +154,7 @@ def _store_entries(
     span: tl.constexpr = RATIO * HALVES  # rows of an entry
     program = tl.program_id(0)
     row_programs = tl.cdiv(rows, RATIO)
-    request = (program - row_programs).to(tl.int64)
+    request = tl.cast(program - row_programs, tl.int64)
     # The first row that closes a group, and where rows end; -1 stands for no row.
     row, end, position, begin = -1, -1, tl.zeros((), tl.int64), 0
     ring_of_slot = ring
@@ -197,7 +197,7 @@ def _store_entries(
             row_stride,
             ape,
             ring_of_slot,
-            row.to(tl.int64),
+            tl.cast(row, tl.int64),
             position,
             begin,
             norm,
