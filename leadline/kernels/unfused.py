@@ -16,7 +16,8 @@ from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, RecordField, WeightFormat
 from leadline.kernels.reference import attention, indexer, kv_store
 from leadline.kernels.reference.blocks import rows_of_scores, rows_per_block
-from leadline.kernels.reference.compressor import compress
+from leadline.kernels.reference.compressor import pool
+from leadline.kernels.reference.hadamard import hadamard as transform
 from leadline.kernels.reference.window import needs_staging
 
 
@@ -54,22 +55,32 @@ def store_entries(
     ratio: int,
     eps: float,
     dtype: torch.dtype,
+    ape: Tensor | None = None,
+    overlaps: bool = False,
+    hadamard: bool = False,
 ) -> Tensor:
     """Every row is pooled with those before it, whether it closes a group or not."""
     group, pooled = req_of_row.clamp(min=0), projected
     if open_groups is not None:
         ring = open_groups.shape[1]
-        back = torch.arange(ratio - 1, -1, -1, device=pos.device)
-        row = torch.arange(len(pos), device=pos.device).unsqueeze(1) - back
-        in_ring = open_groups[slot[group].unsqueeze(1), (pos.unsqueeze(1) - back) % ring]
-        is_earlier = (row < q_off[group].unsqueeze(1)).unsqueeze(2)
-        parts = torch.where(is_earlier, in_ring, projected[row.clamp(min=0)])
-        pooled = compress(*parts.chunk(2, dim=-1))
+        back = torch.arange((ratio << overlaps) - 1, -1, -1, device=pos.device)
+        at_once = rows_per_block(len(back) * projected.shape[1], pos.device)
+        parts = []
+        for some in torch.arange(len(pos), device=pos.device).split(at_once):
+            row, position = some.unsqueeze(1) - back, pos[some].unsqueeze(1) - back
+            in_ring = open_groups[slot[group[some]].unsqueeze(1), position % ring]
+            is_earlier = (row < q_off[group[some]].unsqueeze(1)).unsqueeze(2)
+            rows = torch.where(is_earlier, in_ring, projected[row.clamp(min=0)])
+            values, gates = rows.chunk(2, dim=-1)
+            parts.append(pool(values, gates, position, ape=ape, overlaps=overlaps))
+        pooled = torch.cat(parts)
         stays = (req_of_row >= 0) & (pos >= seq_len[group] - ring)
         place = slot[group].where(stays, 0), (pos % ring).where(stays, 0)
         open_groups[place] = projected.where(stays.unsqueeze(1), open_groups[0, 0])
     latent = ops.rms_norm(pooled.to(dtype), norm, eps=eps)
     row = ops.rotate(latent, cos, sin)
+    if hadamard:
+        row = transform(row)
     _store_closing(row, pos, req_of_row, write_from, page_table, entries, ratio)
     return latent
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leadline.kernels import ops
 from leadline.kernels.reference.kv_store import load_rows
+from leadline.models.common.rows import Rows
 from leadline.models.deepseek_v41.attention import Selection
 from leadline.models.deepseek_v41.model import Streams
 from tests.steps import Sequence, Stepper, make_stepper
@@ -243,8 +244,8 @@ def test_v41_reference_layer_by_layer_in_bf16(layer: int) -> None:
     tokens = cases["p130.input_ids"].tolist()
     with torch.inference_mode():
         batch = stepper.batch([(stepper.start(tokens), 130)])
-        rows = batch.pos, batch.req_of_row, batch.q_off
-        step = model._step(batch, *rows, batch.floor_lo, model.blocks)
+        rows = Rows.of(batch, batch.pos, batch.req_of_row, batch.q_off)
+        step = model._step(batch, rows, batch.floor_lo, model.blocks)
         model.lower(batch)
         assert model.prefetch is not None
         ngrams = model.prefetch.start(batch)

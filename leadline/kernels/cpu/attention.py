@@ -46,6 +46,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    visible: Tensor | None = None,
     lse: Tensor | None = None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -54,8 +55,8 @@ def sparse_attention(
     Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
     values, scales, record = _NO_PAGES, _NO_PAGES, 0
-    if kv is not None and selected is not None:
-        if kv.scales is None:
+    if kv is not None:
+        if kv.scales is None or selected is None:
             return attention.sparse_attention(
                 q,
                 cos,
@@ -69,6 +70,7 @@ def sparse_attention(
                 selected,
                 sink,
                 exact_rounding=exact_rounding,
+                visible=visible,
                 lse=lse,
                 fp8=fp8,
             )

@@ -37,15 +37,21 @@ def store_entries(
     ratio: int,
     eps: float,
     dtype: torch.dtype,
+    ape: Tensor | None = None,
+    overlaps: bool = False,
+    hadamard: bool = False,
 ) -> Tensor:
     """One pass that pools, one that does the rest; plain records take the reference."""
-    if entries.scales is None:
+    if entries.scales is None or ape is not None:
         return compressor.store_entries(
             *(projected, norm, cos, sin, pos, req_of_row, q_off, slot, seq_len),
             *(write_from, page_table, entries, open_groups),
             ratio=ratio,
             eps=eps,
             dtype=dtype,
+            ape=ape,
+            overlaps=overlaps,
+            hadamard=hadamard,
         )
     pooled: Tensor | NDArray[Any] = projected
     if open_groups is not None:

@@ -26,13 +26,15 @@ from leadline.kernels.cpu.kv_store import quantize_index_query
 from leadline.kernels.cpu.rope import rotate
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import indexer
+from leadline.kernels.reference.hadamard import hadamard as transform
 
 _LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
 
 
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Two passes."""
-    return quantize_index_query(rotate(q, cos, sin))
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
+    """Two passes, and the transform between them."""
+    turned = rotate(q, cos, sin)
+    return quantize_index_query(transform(turned) if hadamard else turned)
 
 
 @in_float32(indexer.index_logits)

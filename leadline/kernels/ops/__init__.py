@@ -31,7 +31,14 @@ from leadline.kernels.ops.kv_store import pack_rows, store_rows, unpack_rows
 
 # From here on ``ops.linear`` is the op, and not its file.
 from leadline.kernels.ops.linear import grouped_linear, linear, output_projection, wide_linear
-from leadline.kernels.ops.mhc import mhc_coefficients, mhc_collapse, mhc_enter, mhc_expand, mhc_seam
+from leadline.kernels.ops.mhc import (
+    mhc_coefficients,
+    mhc_collapse,
+    mhc_enter,
+    mhc_expand,
+    mhc_head,
+    mhc_seam,
+)
 from leadline.kernels.ops.norm import rms_norm
 from leadline.kernels.ops.rope import rope_angles, rotate
 from leadline.kernels.ops.router import hash_route, route
@@ -70,6 +77,7 @@ __all__ = [
     "mhc_collapse",
     "mhc_enter",
     "mhc_expand",
+    "mhc_head",
     "mhc_seam",
     "norm_query_store_window",
     "norm_rotate_store",

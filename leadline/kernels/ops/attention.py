@@ -24,6 +24,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    visible: Tensor | None = None,
     lse: Tensor | None = None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -42,11 +43,14 @@ def sparse_attention(
         kv: compressed entries of the KV source, or None for window-only layers.
         page_table: ``[g, max pages]`` int64.
         req_of_row: ``[m]`` int64, group of each row.
-        selected: ``[m, <= K]`` int64 entries, ascending, -1 behind them; None without ``kv``.
+        selected: ``[m, <= K]`` int64 entries, ascending, -1 behind them; None without ``kv``, and
+            with ``visible``.
         sink: ``[H]`` wide, in the denominator only.
         exact_rounding: with bf16 activations, round probabilities in 64-slot blocks as the
             reference program does. For the reference: backends that fuse the softmax choose
             their own blocks.
+        visible: ``[m]`` int64, with ``kv`` and in place of ``selected``: each row attends to so
+            many entries, the first ones (v4-model 3.7). No list of them is made.
         lse: ``[m, H]`` wide, contiguous; receives ``ln sum exp(score)`` over the keys of a row, the
             sink not being one: -inf without keys. For ranks that each hold a part of a context:
             attending with sinks of -inf, they merge by
@@ -71,6 +75,7 @@ def sparse_attention(
         selected,
         sink,
         exact_rounding=exact_rounding,
+        visible=visible,
         lse=lse,
         fp8=fp8,
     )

@@ -29,14 +29,22 @@ def store_entries(
     ratio: int,
     eps: float,
     dtype: torch.dtype,
+    ape: Tensor | None = None,
+    overlaps: bool = False,
+    hadamard: bool = False,
 ) -> Tensor:
     """Pool, normalise, rotate, pack and store every entry that a step completes (3.3).
 
     A group is stored iff it closes at or above its request's ``write_from``. The rows of a group
     that began in an earlier step come from the ring, which then keeps the newest rows of this one.
 
+    V4 pools with ``ape``, and its index keys are entries of a compressor of their own (v4-model
+    3.3, 3.4). Where entries overlap, one is pooled from the first halves of the rows of the group
+    before (none before position 0) and the second halves of its own.
+
     Args:
-        projected: ``[m, 2 d]`` wide, values then gates; or ``[m, d]`` activations of ratio 1.
+        projected: ``[m, 2 c d]`` wide, values then gates, c being 2 where entries overlap and else
+            1; or ``[m, d]`` activations of ratio 1.
         norm: ``[d]`` wide.
         cos: ``[m, r / 2]`` float32, for the row at p at the position ``p - ratio + 1``.
         sin: ``[m, r / 2]`` float32.
@@ -48,10 +56,14 @@ def store_entries(
         write_from: ``[g]`` int64.
         page_table: ``[g, max pages]`` int64.
         entries: pages of the KV source.
-        open_groups: ``[slots, ring, 2 d]`` wide, rows by ``position % ring``; None with ratio 1.
-        ratio: tokens of a group; ``ring >= ratio - 1``.
+        open_groups: ``[slots, ring, 2 c d]`` wide, rows of ``projected`` by ``position % ring``;
+            None with ratio 1.
+        ratio: tokens of a group; ``ring >= c ratio - 1``.
         eps: of the norm.
         dtype: of activations.
+        ape: ``[ratio, c d]`` wide, added to the gates of the row at p: row ``p % ratio``.
+        overlaps: whether groups overlap.
+        hadamard: entries go through ``reference.hadamard`` between rotation and packing.
 
     Returns:
         ``[m, d]`` activations: the latent, not rotated, at each row that stores an entry. Other
@@ -74,6 +86,9 @@ def store_entries(
         ratio=ratio,
         eps=eps,
         dtype=dtype,
+        ape=ape,
+        overlaps=overlaps,
+        hadamard=hadamard,
     )
 
 

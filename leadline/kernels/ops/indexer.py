@@ -17,18 +17,19 @@ def quantize_index_query(q: Tensor) -> Tensor:
 
 
 @op()
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
     """``quantize_index_query(rotate(q, cos, sin))``, which may be one launch (kernels.md 5.1).
 
     Args:
         q: ``[m, Hi, di]`` activations, not rotated.
         cos: ``[m, r / 2]`` float32.
         sin: ``[m, r / 2]`` float32.
+        hadamard: through ``reference.hadamard`` before it is quantised, as V4's keys are.
 
     Returns:
         ``[m, Hi, di]`` activations.
     """
-    return indexer.prepare_index_query(q, cos, sin)
+    return indexer.prepare_index_query(q, cos, sin, hadamard=hadamard)
 
 
 @op()

@@ -41,6 +41,26 @@ def mhc_coefficients(
 
 
 @op()
+def mhc_head(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, hc_eps: float, eps: float
+) -> Tensor:
+    """Weights by which V4's last streams become one row, for ``mhc_enter`` (v4-model 2.2).
+
+    Args:
+        streams: ``[m, S, D]`` activations, behind the last block.
+        fn: ``[S, S D]`` wide.
+        base: ``[S]`` wide.
+        scale: ``[1]`` wide.
+        hc_eps: added to every weight.
+        eps: of the rms statistic, one over all S D values of a row.
+
+    Returns:
+        ``[m, S]`` wide.
+    """
+    return mhc.mhc_head(streams, fn, base, scale, hc_eps=hc_eps, eps=eps)
+
+
+@op()
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """One row from S streams: ``sum_s mix[s] X[s]`` (2.3).
 

@@ -33,11 +33,20 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    visible: Tensor | None = None,
     lse: Tensor | None = None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Row blocks bound the gathered keys; rows are independent of each other."""
-    slots = window_index.shape[1] + (0 if selected is None else selected.shape[1])
+    if kv is None:
+        entries = window_index[:, :0]
+    elif visible is None:
+        assert selected is not None, "with kv, either selected or visible"
+        entries = selected
+    else:  # no copies: a row of places, seen by all
+        span = torch.arange(page_table.shape[1] * kv.values.shape[1], device=q.device)
+        entries = span.expand(len(q), -1)
+    slots = window_index.shape[1] + entries.shape[1]
     step = rows_per_block(slots * q.shape[2], q.device)
     core = _blocked_softmax if exact_rounding and q.dtype == torch.bfloat16 else _plain_softmax
     window_keys = _window_loader(window, window_index.clamp(min=0), q.dtype)
@@ -45,8 +54,10 @@ def sparse_attention(
     for start in range(0, q.shape[0], step):
         rows = slice(start, start + step)
         keys, valid = window_keys(rows), window_index[rows] >= 0
-        if kv is not None and selected is not None:
-            chosen = selected[rows]
+        if kv is not None:
+            chosen = entries[rows]
+            if visible is not None:
+                chosen = chosen.masked_fill(chosen >= visible[rows].unsqueeze(1), -1)
             address = entry_address(
                 chosen.clamp(min=0), page_table[req_of_row[rows]], kv.values.shape[1]
             )

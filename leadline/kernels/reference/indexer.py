@@ -10,6 +10,7 @@ from torch import Tensor
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.blocks import rows_per_block
+from leadline.kernels.reference.hadamard import hadamard as transform
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.quant import round_trip_fp4_32
 from leadline.kernels.reference.rope import rotate
@@ -23,9 +24,10 @@ def entry_address(
     return pages.view(entries.shape), entries % entries_per_page
 
 
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
     """Rotated, then through MXFP4."""
-    return round_trip_fp4_32(rotate(q, cos, sin))
+    turned = rotate(q, cos, sin)
+    return round_trip_fp4_32(transform(turned) if hadamard else turned)
 
 
 def index_logits(

@@ -21,8 +21,7 @@ def mhc_coefficients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Project first, scale by the rms factor afterwards; Sinkhorn ends with a column step."""
     num_streams = streams.shape[1]
-    flat = widen(streams).flatten(1)
-    mixed = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    mixed = _project(streams, fn, eps)
     sizes = (num_streams, num_streams, num_streams * num_streams)
     scales = torch.cat([part.expand(size) for part, size in zip(scale, sizes, strict=True)])
     gates = torch.addcmul(base, mixed, scales)
@@ -30,6 +29,19 @@ def mhc_coefficients(
     comb = comb.unflatten(-1, (num_streams, num_streams)).softmax(-1) + hc_eps
     comb = _sinkhorn(comb, sinkhorn_iters, hc_eps)
     return pre.sigmoid() + hc_eps, 2 * post.sigmoid(), comb
+
+
+def mhc_head(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, hc_eps: float, eps: float
+) -> Tensor:
+    """What ``pre`` of a site would be; nothing makes the weights add up to 1."""
+    return torch.addcmul(base, _project(streams, fn, eps), scale).sigmoid() + hc_eps
+
+
+def _project(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
+    """All channels of all streams times ``fn``, then the rms factor."""
+    flat = widen(streams).flatten(1)
+    return F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
 
 
 def _sinkhorn(comb: Tensor, rounds: int, eps: float) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from leadline.kernels import batch_invariance
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
+from leadline.kernels.reference import attention as reference
 from leadline.kernels.triton import attention_ends, attention_hopper, unpack
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
@@ -42,6 +43,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    visible: Tensor | None = None,
     lse: Tensor | None = None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -50,6 +52,15 @@ def sparse_attention(
     ``exact_rounding``, and with it ``window_width``, change nothing: probabilities are rounded
     against the running maximum of this kernel's blocks.
     """
+    if visible is not None:
+        return reference.sparse_attention(
+            *(q, cos, sin, window, window_index, window_width, kv, page_table, req_of_row),
+            *(selected, sink),
+            exact_rounding=False,
+            visible=visible,
+            lse=lse,
+            fp8=fp8,
+        )
     rows, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:

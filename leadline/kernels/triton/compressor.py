@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels import unfused
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
@@ -40,12 +41,26 @@ def store_entries(
     ratio: int,
     eps: float,
     dtype: torch.dtype,
+    ape: Tensor | None = None,
+    overlaps: bool = False,
+    hadamard: bool = False,
 ) -> Tensor:
     """A program for every ``ratio`` packed rows, and one for every request with a ring.
 
     The first kind stores groups whose rows are all of this step. The second closes the group that
     an earlier step began, and refreshes the ring when it has read it: nothing else touches it.
     """
+    if ape is not None:
+        return unfused.store_entries(
+            *(projected, norm, cos, sin, pos, req_of_row, q_off, slot, seq_len),
+            *(write_from, page_table, entries, open_groups),
+            ratio=ratio,
+            eps=eps,
+            dtype=dtype,
+            ape=ape,
+            overlaps=overlaps,
+            hadamard=hadamard,
+        )
     rows, width = len(pos), norm.shape[0]
     latent = torch.empty(rows, width, dtype=dtype, device=projected.device)
     if not rows:

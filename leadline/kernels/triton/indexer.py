@@ -38,8 +38,10 @@ _PROGRAMS = 528
 _TILES = 32
 
 
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
     """One program a row."""
+    if hadamard:
+        return reference.prepare_index_query(q, cos, sin, hadamard=True)
     return _prepared(q, cos, sin, rope_dim=2 * cos.shape[1])
 
 

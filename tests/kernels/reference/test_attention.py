@@ -38,11 +38,14 @@ class Case:
         self,
         *,
         exact_rounding: bool = False,
+        visible: Tensor | None = None,
         lse: Tensor | None = None,
         fp8: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         arguments = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return sparse_attention(*arguments, exact_rounding=exact_rounding, lse=lse, fp8=fp8)
+        return sparse_attention(
+            *arguments, exact_rounding=exact_rounding, visible=visible, lse=lse, fp8=fp8
+        )
 
     def run_with_lse(self, *, exact_rounding: bool = False) -> tuple[Tensor, Tensor]:
         lse = torch.full(self.q.shape[:2], math.nan, dtype=self.sink.dtype)
@@ -168,6 +171,17 @@ def test_equals_a_loop_over_keys() -> None:
 def test_window_only_layers_have_no_entries() -> None:
     case = make_case().replace(kv=None, selected=None)
     torch.testing.assert_close(case.run(), attend(case), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_so_many_visible_entries_are_those_entries_selected(dtype: torch.dtype) -> None:
+    visible = torch.tensor([0, 1, 16, 5, 3, 0, 12])
+    span = torch.arange(16).expand(7, -1)
+    case = make_case(dtype=dtype)
+    listed = case.replace(selected=span.masked_fill(span >= visible.unsqueeze(1), -1))
+    for exact_rounding in (False, True):
+        counted = case.replace(selected=None).run(visible=visible, exact_rounding=exact_rounding)
+        assert torch.equal(counted, listed.run(exact_rounding=exact_rounding))
 
 
 @pytest.mark.parametrize("exact_rounding", [False, True], ids=["one", "blocks"])

@@ -13,6 +13,9 @@ from torch import Tensor
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer, kv_store
+from leadline.kernels.reference.hadamard import hadamard
+from leadline.kernels.reference.quant import round_trip_fp4_32
+from leadline.kernels.reference.rope import rotate
 
 # Few different scores, so that ties are frequent; -0.0 equals 0.0.
 SCORES = st.sampled_from([math.nan, math.inf, -math.inf, -1.5, -0.0, 0.0, 0.5, 0.5, 2.0])
@@ -261,3 +264,11 @@ def test_entry_address_follows_the_page_table() -> None:
     page, row = indexer.entry_address(entries, table, 4)
     assert page.tolist() == [[5, 5, 2, 2], [3, 4, 4, 1]]
     assert row.tolist() == [[0, 3, 0, 3], [0, 0, 3, 0]]
+
+
+def test_queries_are_transformed_between_rotation_and_rounding() -> None:
+    q = torch.randn(3, 2, 32).bfloat16()
+    angles = torch.randn(3, 4)
+    cos, sin = angles.cos(), angles.sin()
+    wanted = round_trip_fp4_32(hadamard(rotate(q, cos, sin)))
+    assert torch.equal(indexer.prepare_index_query(q, cos, sin, hadamard=True), wanted)

@@ -159,3 +159,25 @@ class TestMixing:
         torch.testing.assert_close(mean, exact, rtol=1e-6, atol=1e-6)
         for actual, wanted in zip(fp8, quant.quantize_fp8_32(u), strict=True):
             assert torch.equal(actual, wanted)
+
+
+class TestHead:
+    """v4-model 2.2."""
+
+    def test_equals_the_formula(self) -> None:
+        streams, fn = torch.randn(2, 3, 5).double(), torch.randn(3, 15).double()
+        base, scale = torch.randn(3).double(), torch.randn(1).double()
+        got = ops.mhc_head(streams, fn, base, scale, hc_eps=HC_EPS, eps=EPS)
+        for row, weights in zip(streams, got, strict=True):
+            z = row.flatten()
+            factor = 1 / math.sqrt(float(z.square().mean()) + EPS)
+            for f, b, weight in zip(fn, base, weights, strict=True):
+                gate = float(f @ z) * factor * float(scale) + float(b)
+                assert math.isclose(weight, 1 / (1 + math.exp(-gate)) + HC_EPS, rel_tol=1e-12)
+
+    def test_a_scale_of_zero_fixes_the_weights(self) -> None:
+        base = torch.randn(4)
+        weights = ops.mhc_head(
+            torch.randn(6, 4, 8), torch.randn(4, 32), base, torch.zeros(1), hc_eps=0.5, eps=EPS
+        )
+        torch.testing.assert_close(weights, (base.sigmoid() + 0.5).expand(6, -1))
