@@ -124,7 +124,10 @@ def make_field(
         data = torch.zeros(outer, inner * (value + scale), dtype=torch.uint8, device=device)
         values, scales = data.split((inner * value, inner * scale), dim=1)
         return RecordField(
-            record, values.unflatten(1, (inner, value)), scales.unflatten(1, (inner, scale))
+            record,
+            values.unflatten(1, (inner, value)),
+            scales.unflatten(1, (inner, scale)),
+            rotary if record is Record.FP8_64 else 0,
         )
     data = torch.zeros(outer, inner, value + scale, dtype=torch.uint8, device=device)
     return RecordField(record, *data.split((value, scale), dim=2))

@@ -31,11 +31,13 @@ class LinearWeight:
     Attributes:
         dense: the dequantised values in the compute dtype.
         format: how the checkpoint held it; anything but PLAIN means that the input of the
-            product is quantised to MXFP8 first (v41-model 7.3).
+            product is quantised to FP8 first (7.3 of both models).
+        input_block: channels that share a scale there, 32 in V4.1 and 128 in V4.
     """
 
     dense: Tensor
     format: WeightFormat
+    input_block: int = 32
 
     @property
     def quantizes_input(self) -> bool:
@@ -68,10 +70,11 @@ class PackedWeight:
         scales: UE8M0 uint8, ``[.., ceil(out / 32), ceil(in / 32)]`` (FP8_BLOCK32) or
             ``[.., out, in / 32]`` (MXFP4).
         format: FP8_BLOCK32 or MXFP4.
-        quantizes_input: the input of the product is quantised to MXFP8 first.
+        quantizes_input: the input of the product is quantised to FP8 first.
         dtype: of the values that the reference multiplies with.
-        aligned: FP8_BLOCK32 whose scales agree over every 128 columns (``align_scales``): products
-            may add so many channels before they scale.
+        aligned: FP8_BLOCK32 whose scales agree over every 128 columns (``align_scales``, and V4's
+            tiles of 128 x 128): products may add so many channels before they scale.
+        input_block: channels of the input that share a scale, 32 in V4.1 and 128 in V4.
     """
 
     codes: Tensor
@@ -80,6 +83,7 @@ class PackedWeight:
     quantizes_input: bool = True
     dtype: torch.dtype = torch.bfloat16
     aligned: bool = False
+    input_block: int = 32
 
     @property
     def shape(self) -> torch.Size:
@@ -169,11 +173,13 @@ class RecordField:
     Attributes:
         values: ``[outer, inner, bytes]`` uint8, or ``[outer, inner, n]`` of a plain dtype.
         scales: ``[outer, inner, bytes]`` uint8, or None for plain records.
+        rotary: channels at the end of a row that FP8_64 keeps in bf16; 0 in other records.
     """
 
     record: Record
     values: Tensor
     scales: Tensor | None
+    rotary: int = 0
 
     def gather(self, outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor | None]:
         """Rows at these addresses as they are stored: values, and scales of packed records."""

@@ -124,7 +124,7 @@ def _store_closing(
 
 def _store(field: RecordField, is_stored: Tensor, outer: Tensor, inner: Tensor, x: Tensor) -> None:
     """Rows that are not stored write what lies in the null page, or the slot of padding, there."""
-    packed = ops.pack_rows(x, field.record)
+    packed = ops.pack_rows(x, field.record, field.rotary)
     values, scales = (
         None if new is None or old is None else new.where(is_stored.unsqueeze(1), old[0, 0])
         for new, old in zip(packed, (field.values, field.scales), strict=True)

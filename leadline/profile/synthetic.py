@@ -128,7 +128,7 @@ class _RandomRecords:
         for part in torch.tensor(places, device=device).split(max(1, _ROWS_AT_ONCE // num_rows)):
             shape = (len(part), num_rows, channels)
             rows = torch.randn(shape, generator=self._draw, device=device)
-            values, scales = ops.pack_rows(rows, field.record)
+            values, scales = ops.pack_rows(rows, field.record, field.rotary)
             field.values[part] = values
             if field.scales is not None and scales is not None:
                 field.scales[part] = scales

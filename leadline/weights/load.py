@@ -129,14 +129,16 @@ class _Source:
             CheckpointError: it holds NaN, or magnitudes that no matrix has.
         """
         weight, index = f"{name}.weight", (out, inp)
-        format = self._formats[weight]
-        if packed and format is WeightFormat.FP8_BLOCK128:
-            codes, scales = self._packed(weight, index)
-            scales = scales_of_block32(scales, codes.shape)
-            return PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, dtype=dtype, aligned=True)
-        if packed and format is not WeightFormat.PLAIN:
-            return PackedWeight(*self._packed(weight, index), format, dtype=dtype)
-        return LinearWeight(self._matrix(weight, index).to(dtype), format)
+        format, input_block = self._formats[weight], self._weights[weight].input_block
+        if not packed or format is WeightFormat.PLAIN:
+            return LinearWeight(self._matrix(weight, index).to(dtype), format, input_block)
+        codes, scales = self._packed(weight, index)
+        aligned = format is WeightFormat.FP8_BLOCK128
+        if aligned:
+            scales, format = scales_of_block32(scales, codes.shape), WeightFormat.FP8_BLOCK32
+        return PackedWeight(
+            codes, scales, format, dtype=dtype, aligned=aligned, input_block=input_block
+        )
 
     def experts(
         self, prefix: str, which: str, experts: slice, dtype: torch.dtype, *, packed: bool = False
@@ -155,20 +157,20 @@ class _Source:
                 f"{self._stored.describe(names[0])} and the other experts of its layer come in "
                 f"different formats: {', '.join(sorted(formats))}"
             )
-        shape, (format,) = self._weights[names[0]].shape, formats
+        spec, (format,) = self._weights[names[0]], formats
         if packed and format is not WeightFormat.PLAIN:
             packing = PACKINGS[format]
             codes, scales = (
                 torch.empty(len(names), *part, dtype=torch.uint8, device=self._device)
-                for part in (packing.code_shape(shape), packing.scale_shape(shape))
+                for part in (packing.code_shape(spec.shape), packing.scale_shape(spec.shape))
             )
             for expert, name in enumerate(names):
                 codes[expert], scales[expert] = self._packed(name, (FULL, FULL))
-            return PackedWeight(codes, scales, format, dtype=dtype)
-        dense = torch.empty(len(names), *shape, dtype=dtype, device=self._device)
+            return PackedWeight(codes, scales, format, dtype=dtype, input_block=spec.input_block)
+        dense = torch.empty(len(names), *spec.shape, dtype=dtype, device=self._device)
         for row, name in zip(dense, names, strict=True):
             row.copy_(self._matrix(name, (FULL, FULL)))
-        return LinearWeight(dense, format)
+        return LinearWeight(dense, format, spec.input_block)
 
     def engram_table(self, name: str, dtype: torch.dtype) -> EngramTable:
         """``{name}.weight`` and its scales, gathered by row: on the files, or in host memory.

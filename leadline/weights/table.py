@@ -49,6 +49,7 @@ class WeightSpec:
         shape: of the values, ``[out, in]`` for a matrix.
         format: how the official checkpoint packs it.
         dtype: safetensors type where ``format`` is plain.
+        input_block: channels of a product's input that share a scale, if it is quantised.
         layer: backbone layer, None for global and draft weights.
         below: what whole numbers (``I64``) lie below.
     """
@@ -59,6 +60,7 @@ class WeightSpec:
     dtype: str
     part: Part
     role: Role
+    input_block: int
     layer: int | None = None
     below: int = 0
 
@@ -150,6 +152,8 @@ class Table:
             dtype=dtype,
             part=self._part,
             role=role,
+            # Tiles are as wide as the blocks of activations, and experts take these like the rest.
+            input_block=PACKINGS[self._matrices].block[1],
             layer=self._layer,
             below=below,
         )

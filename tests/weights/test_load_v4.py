@@ -61,8 +61,18 @@ def test_packed_tiles_are_told_as_the_smaller_ones_in_them(folder: Path) -> None
         assert isinstance(weight, PackedWeight)
         assert weight.format is WeightFormat.FP8_BLOCK32
         assert weight.aligned
+        assert weight.input_block == 128
         rows, cols = weight.shape
         assert weight.scales.shape == (-(-rows // 32), cols // 32)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_experts_take_their_input_in_blocks_of_128_too(folder: Path, packed: bool) -> None:
+    prefix, some = "layers.1.ffn.experts", slice(0, 2)
+    weight = open_source(folder).experts(prefix, "w1", some, torch.bfloat16, packed=packed)
+    assert weight.format is WeightFormat.MXFP4
+    assert weight.quantizes_input
+    assert weight.input_block == 128
 
 
 def test_tokens_have_different_experts(folder: Path) -> None:

@@ -84,7 +84,7 @@ def sparse_attention(
         q,
         cos,
         sin,
-        unpack_rows(*found, window.record, torch.float32),
+        unpack_rows(*found, window.record, torch.float32, window.rotary),
         place,
         values,
         scales,

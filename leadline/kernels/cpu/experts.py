@@ -13,7 +13,7 @@ from torch import Tensor
 from leadline.kernels.cpu.formats import clamp, round_trip_fp8
 from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, Whole, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
-from leadline.kernels.cpu.quant import round_trip_fp8_32, round_trip_fp8_row
+from leadline.kernels.cpu.quant import round_rows_fp8
 from leadline.kernels.packed import Weight
 from leadline.kernels.reference import experts
 
@@ -66,7 +66,7 @@ def shared_expert(x: Tensor, w13: Weight, w2: Weight, *, limit: float) -> Tensor
     """Products by torch, SwiGLU and the rounding behind it in one pass."""
     gate_up = linear(x, w13)
     hidden = np.empty((x.shape[0], gate_up.shape[1] // 2), np.float32)
-    _swiglu(gate_up, limit, 32 if w2.quantizes_input else 0, hidden)
+    _swiglu(gate_up, limit, w2.input_block if w2.quantizes_input else 0, hidden)
     return F.linear(torch.from_numpy(hidden), w2.dense)
 
 
@@ -90,8 +90,8 @@ def routed_experts(
 ) -> Tensor:
     """Expert by expert, so that one expert's weights are read once for all of its rows."""
     if w13.quantizes_input:
-        x = round_trip_fp8_row(x) if row_scales else round_trip_fp8_32(x)
-    block = w2.shape[2] if row_scales else 32
+        x = round_rows_fp8(x, x.shape[1] if row_scales else w13.input_block)
+    block = w2.shape[2] if row_scales else w2.input_block
     block = block if w2.quantizes_input else 0
     out = np.zeros(x.shape, np.float32)
     _routed_experts(x, ids, weights, w13.dense, w2.dense, limit, block, out)

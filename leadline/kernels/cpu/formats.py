@@ -12,8 +12,13 @@ from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
 
 # Records as kernels tell them apart.
-FP8_32, FP4_16, FP4_32 = 0, 1, 2
-CODE_OF = {Record.FP8_32: FP8_32, Record.FP4_16: FP4_16, Record.FP4_32: FP4_32}
+FP8_32, FP4_16, FP4_32, FP8_64 = 0, 1, 2, 3
+CODE_OF = {
+    Record.FP8_32: FP8_32,
+    Record.FP4_16: FP4_16,
+    Record.FP4_32: FP4_32,
+    Record.FP8_64: FP8_64,
+}
 
 _bytes = torch.arange(256, dtype=torch.uint8)
 _E4M3 = quant.decode_e4m3(_bytes).numpy()
@@ -104,18 +109,43 @@ def encode_e2m1(x: Real) -> Whole:
 @inline
 def round_trip_fp8(x: F1, block: Whole, out: F1) -> None:
     """Quantise a row to E4M3 with a power of two for each block of channels, and back."""
-    assert x.shape[0] % block == 0  # torch would refuse; here it would be somebody else's memory
     for start in range(0, x.shape[0], block):
-        scale = power_of_two_scale(largest(x, start, start + block), _E4M3_FLOOR, _BY_E4M3_MAX)
-        for i in range(start, start + block):
+        end = min(start + block, x.shape[0])
+        scale = power_of_two_scale(largest(x, start, end), _E4M3_FLOOR, _BY_E4M3_MAX)
+        for i in range(start, end):
             out[i] = round_e4m3(clamp(x[i] / scale, _E4M3_MAX)) * scale
+
+
+@inline
+def _block_of(record: Whole) -> Whole:
+    """Channels that share a scale."""
+    if record == FP4_16:
+        return 16
+    return 64 if record == FP8_64 else 32
+
+
+@inline
+def _rotary_of(channels: Whole, values: U1, record: Whole) -> Whole:
+    """Channels at a row's end that are bf16, of which each takes one byte more than a code."""
+    return values.shape[0] - channels if record == FP8_64 else 0
 
 
 @inline
 def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
     """Quantise a row as a record stores it."""
-    block = 16 if record == FP4_16 else 32
-    for b in range(x.shape[0] // block):
+    block = _block_of(record)
+    quantized = x.shape[0] - _rotary_of(x.shape[0], values, record)
+    for i in range(quantized, x.shape[0]):
+        bits = bits_of(x[i])
+        at = 2 * i - quantized
+        if x[i] == x[i]:
+            bits += 0x7FFF + ((bits >> 16) & 1)
+        else:
+            bits = 0x7FC00000
+        values[at], values[at + 1] = (bits >> 16) & 0xFF, (bits >> 24) & 0xFF
+    for b in range(quantized // block, scales.shape[0]):
+        scales[b] = 0
+    for b in range(quantized // block):
         start = b * block
         amax = largest(x, start, start + block)
         if record == FP4_16:
@@ -123,12 +153,12 @@ def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
             scales[b] = encode_e4m3(clamp(amax / _E2M1_MAX, _E4M3_MAX))
             scale = _E4M3[scales[b]]
         else:
-            if record == FP8_32:
-                scale = power_of_two_scale(amax, _E4M3_FLOOR, _BY_E4M3_MAX)
-            else:
+            if record == FP4_32:
                 scale = power_of_two_scale(amax, _FP4_FLOOR, _BY_E2M1_MAX)
+            else:
+                scale = power_of_two_scale(amax, _E4M3_FLOOR, _BY_E4M3_MAX)
             scales[b] = bits_of(scale) >> 23
-        if record == FP8_32:
+        if record in (FP8_32, FP8_64):
             for i in range(start, start + block):
                 values[i] = encode_e4m3(clamp(x[i] / scale, _E4M3_MAX))
         else:
@@ -141,10 +171,14 @@ def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
 @inline
 def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
     """The inverse of ``encode_row``."""
-    block = 16 if record == FP4_16 else 32
-    for b in range(out.shape[0] // block):
+    block = _block_of(record)
+    quantized = out.shape[0] - _rotary_of(out.shape[0], values, record)
+    for i in range(quantized, out.shape[0]):
+        at = 2 * i - quantized
+        out[i] = from_bits((np.int32(values[at]) << 16) | (np.int32(values[at + 1]) << 24))
+    for b in range(quantized // block):
         scale = _E4M3[scales[b]] if record == FP4_16 else _UE8M0[scales[b]]
-        if record == FP8_32:
+        if record in (FP8_32, FP8_64):
             for i in range(b * block, (b + 1) * block):
                 out[i] = _E4M3[values[i]] * scale
         else:

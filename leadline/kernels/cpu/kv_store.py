@@ -17,13 +17,13 @@ from leadline.kernels.reference import kv_store, quant
 
 
 @in_float32(kv_store.pack_rows)
-def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
+def pack_rows(x: Tensor, record: Record, rotary: int = 0) -> tuple[Tensor, Tensor | None]:
     """One pass; plain records take the reference, which is a cast."""
     if record not in CODE_OF:
         return kv_store.pack_rows(x, record)
     width = x.shape[-1]
-    values = np.empty((*x.shape[:-1], record.value_bytes(width)), np.uint8)
-    scales = np.empty((*x.shape[:-1], record.scale_bytes(width)), np.uint8)
+    values = np.empty((*x.shape[:-1], record.value_bytes(width, rotary)), np.uint8)
+    scales = np.empty((*x.shape[:-1], record.scale_bytes(width, rotary)), np.uint8)
     _pack(x.reshape(-1, width), CODE_OF[record], _rows(values), _rows(scales))
     return torch.from_numpy(values), torch.from_numpy(scales)
 
@@ -39,12 +39,14 @@ def _pack(x: F2, record: int, values: U2, scales: U2) -> None:
 
 
 def unpack_rows(
-    values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype
+    values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype, rotary: int = 0
 ) -> Tensor:
     """One pass over packed rows in float32."""
     if record not in CODE_OF or scales is None or dtype != torch.float32:
-        return kv_store.unpack_rows(values, scales, record, dtype)
-    num_channels = scales.shape[-1] * (16 if record is Record.FP4_16 else 32)
+        return kv_store.unpack_rows(values, scales, record, dtype, rotary)
+    num_channels = values.shape[-1] - rotary  # one byte each, those of two but for the second
+    if record in (Record.FP4_16, Record.FP4_32):
+        num_channels *= 2
     out = np.empty((*values.shape[:-1], num_channels), np.float32)
     _unpack(values.flatten(0, -2), scales.flatten(0, -2), CODE_OF[record], _rows(out))
     return torch.from_numpy(out)

@@ -11,19 +11,9 @@ from leadline.kernels.cpu.jit import F2, in_float32, kernel
 from leadline.kernels.reference import quant
 
 
-@in_float32(quant.round_trip_fp8_32)
-def round_trip_fp8_32(x: Tensor) -> Tensor:
-    """To MXFP8 and back, ``[m, n]``."""
-    return _rounded(x, 32)
-
-
-@in_float32(quant.round_trip_fp8_row)
-def round_trip_fp8_row(x: Tensor) -> Tensor:
-    """The same with one scale a row."""
-    return _rounded(x, x.shape[1])
-
-
-def _rounded(x: Tensor, block: int) -> Tensor:
+@in_float32(quant.round_trip_fp8)
+def round_rows_fp8(x: Tensor, block: int) -> Tensor:
+    """To E4M3 and back, ``[m, n]``, with a scale for so many channels."""
     out = np.empty(x.shape, np.float32)
     _round_trip_fp8(x, block, out)
     return torch.from_numpy(out)

@@ -25,6 +25,9 @@ def routed_experts(
 ) -> Tensor:
     """Sum of the chosen experts' outputs, in ascending expert order (5.2, 5.3).
 
+    Hidden rows whose scales are to be those of 128 channels may have one for 32 of them, which is
+    finer (v4-model 9.11): 3e-4 of a row's length at most, see ``quant.round_trip_fp8_row``.
+
     Args:
         x: ``[m, D]`` activations.
         ids: ``[m, k]`` int64, ascending; -1 (masked, or not of this rank) adds nothing.
@@ -32,9 +35,9 @@ def routed_experts(
         w13: ``[E, 2 F, D]``, gate rows first.
         w2: ``[E, D, F]``.
         limit: ``swiglu_limit``.
-        row_scales: inputs that are quantised get one power of two a row instead of one for 32
-            channels (``quant.round_trip_fp8_row``), for FP8 tensor cores; an approximation. Where
-            these would not be faster a backend may keep the finer scales.
+        row_scales: inputs that are quantised get one power of two a row instead of one for 32 or
+            128 channels (``quant.round_trip_fp8_row``), for FP8 tensor cores; an approximation.
+            Where these would not be faster a backend may keep the finer scales.
         shared: gives ``[m, D]`` activations, the shared expert's output, which is added last: asked
             once the products have been launched, since it may have to wait.
 

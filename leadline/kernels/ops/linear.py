@@ -11,7 +11,9 @@ from leadline.kernels.registry import op
 
 @op()
 def linear(x: Tensor, weight: Weight) -> Tensor:
-    """``x W^T``; the input is quantised to MXFP8 (1 x 32) first where W was packed (7.3).
+    """``x W^T``; the input is quantised to FP8 first where W was packed (7.3).
+
+    Its blocks have as many channels as the weight says, 32 or 128.
 
     Args:
         x: ``[m, in]`` activations.

@@ -40,7 +40,9 @@ def norm_rotate_store(
         eps: of the norm.
     """
     stored = (outer >= 0).nonzero().squeeze(1)
-    values, scales = pack_rows(rotate(rms_norm(x, weight, eps=eps), cos, sin), field.record)
+    values, scales = pack_rows(
+        rotate(rms_norm(x, weight, eps=eps), cos, sin), field.record, field.rotary
+    )
     store_rows(field, outer[stored], inner[stored], values, scales, rows=stored)
 
 

@@ -139,4 +139,4 @@ def _store(
     position = pos[closing]
     page = page_table[req_of_row[closing], position // page_size]
     entry = position % page_size // ratio
-    kv_store.store_rows(field, page, entry, *kv_store.pack_rows(x, field.record))
+    kv_store.store_rows(field, page, entry, *kv_store.pack_rows(x, field.record, field.rotary))

@@ -11,7 +11,7 @@ from torch import Tensor
 from leadline.kernels.packed import Weight
 from leadline.kernels.reference.accumulate import widen
 from leadline.kernels.reference.linear import linear
-from leadline.kernels.reference.quant import round_trip_fp8_32, round_trip_fp8_row
+from leadline.kernels.reference.quant import round_trip_fp8, round_trip_fp8_row
 
 
 def swiglu(gate_up: Tensor, *, limit: float) -> Tensor:
@@ -42,15 +42,17 @@ def routed_experts(
     sorted_experts, by_expert = experts.flatten().sort(stable=True)
     used, rows = sorted_experts.unique_consecutive(return_counts=True)
     counts = dict(zip(used.tolist(), rows.tolist(), strict=True))
-    round_trip = round_trip_fp8_row if row_scales else round_trip_fp8_32
-    if w13.quantizes_input:
-        x = round_trip(x)
+
+    def rounded(x: Tensor, weight: Weight) -> Tensor:
+        if not weight.quantizes_input:
+            return x
+        return round_trip_fp8_row(x) if row_scales else round_trip_fp8(x, weight.input_block)
+
+    x = rounded(x, w13)
     pairs = x[by_expert // per_row]
     hidden = swiglu(_grouped(pairs, w13.dense, counts), limit=limit)
     # The weight counts before the rounding and the quantiser of w2's input (v41-model 5.3).
-    hidden = (hidden * weights.flatten()[by_expert].unsqueeze(-1)).to(x.dtype)
-    if w2.quantizes_input:
-        hidden = round_trip(hidden)
+    hidden = rounded((hidden * weights.flatten()[by_expert].unsqueeze(-1)).to(x.dtype), w2)
     outputs = torch.empty_like(pairs)
     outputs[by_expert] = _grouped(hidden, w2.dense, counts)
     # Where the id is -1 the last expert was multiplied with: that is nobody's output.

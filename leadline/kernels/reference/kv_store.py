@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
@@ -22,12 +23,16 @@ _DEQUANTIZE = {
 _PLAIN = {Record.BFLOAT16: torch.bfloat16, Record.FLOAT32: torch.float32}
 
 
-def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
+def pack_rows(x: Tensor, record: Record, rotary: int = 0) -> tuple[Tensor, Tensor | None]:
     """Quantise rows as a field of this record stores them (section 4, kernels.md 0.2).
+
+    Those of FP8_64 end with their rotary channels in bf16, and their scales with zero bytes
+    (v4-model 4.3).
 
     Args:
         x: ``[..., n]`` activations; quantisers take them in float32.
         record: how the destination stores a row.
+        rotary: ``rotary`` of the destination.
 
     Returns:
         Values ``[..., value bytes]`` and scales ``[..., scale bytes]``, both uint8; for a plain
@@ -35,11 +40,18 @@ def pack_rows(x: Tensor, record: Record) -> tuple[Tensor, Tensor | None]:
     """
     if record in _PLAIN:
         return x.to(_PLAIN[record]), None
-    return _QUANTIZE[record](x)
+    if record is not Record.FP8_64:
+        return _QUANTIZE[record](x)
+    channels = x.shape[-1]
+    head, tail = x.float().split((channels - rotary, rotary), dim=-1)
+    codes, scales = quant.quantize_fp8_64(head)
+    padding = record.scale_bytes(channels, rotary) - scales.shape[-1]
+    values = torch.cat((codes, tail.bfloat16().view(torch.uint8)), dim=-1)
+    return values, pad(scales, (0, padding))
 
 
 def unpack_rows(
-    values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype
+    values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype, rotary: int = 0
 ) -> Tensor:
     """Dequantise rows: the inverse of ``pack_rows`` (section 4).
 
@@ -48,12 +60,17 @@ def unpack_rows(
         scales: ``[..., scale bytes]`` uint8, or None with a plain record.
         record: how the rows are stored.
         dtype: of activations; every packed value is exact in bf16.
+        rotary: ``rotary`` of the field that they are of.
 
     Returns:
         ``[..., n]`` activations.
     """
     if scales is None:
         return values.to(dtype)
+    if record is Record.FP8_64:
+        codes, tail = values.split((values.shape[-1] - 2 * rotary, 2 * rotary), dim=-1)
+        head = quant.dequantize_fp8_64(codes, scales[..., : codes.shape[-1] // 64])
+        return torch.cat((head, tail.contiguous().view(torch.bfloat16).float()), dim=-1).to(dtype)
     return _DEQUANTIZE[record](values, scales).to(dtype)
 
 
@@ -93,4 +110,4 @@ def load_rows(field: RecordField, outer: Tensor, inner: Tensor, dtype: torch.dty
     Returns:
         ``[*shape, n]`` activations; whatever lies there, NaN too.
     """
-    return unpack_rows(*field.gather(outer, inner), field.record, dtype)
+    return unpack_rows(*field.gather(outer, inner), field.record, dtype, field.rotary)

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from leadline.kernels.packed import Weight
 from leadline.kernels.reference.accumulate import widen
-from leadline.kernels.reference.quant import round_trip_fp8_32
+from leadline.kernels.reference.quant import round_trip_fp8
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """The product is taken in the weight's dtype: float32 on a CPU, so that sums are too."""
     if weight.quantizes_input:
-        x = round_trip_fp8_32(x)
+        x = round_trip_fp8(x, weight.input_block)
     dense = weight.dense
     return F.linear(x.to(dense.dtype), dense).to(x.dtype)
 

@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
@@ -182,7 +183,20 @@ def dequantize_fp8_block(codes: Tensor, exponents: Tensor, *, block: int = 32) -
 
 def round_trip_fp8_32(x: Tensor) -> Tensor:
     """Quantise to MXFP8 and back, in the dtype of ``x`` (every such value is exact in bf16)."""
-    return _round_trip_fp8(x, 32)
+    return round_trip_fp8(x, 32)
+
+
+def round_trip_fp8(x: Tensor, block: int) -> Tensor:
+    """Rows ``[..., n]`` to E4M3 and back, as products take their input (7.3 of both models).
+
+    Args:
+        x: of any dtype, which the result has too: every such value is exact in bf16.
+        block: channels that share a power of two; the last block of a row may be partial.
+    """
+    width = x.shape[-1]
+    scaled, scales = _over_fp8_scales(pad(x, (0, -width % block)), block)
+    rounded = decode_e4m3(encode_e4m3(scaled)) * scales
+    return rounded.flatten(-2)[..., :width].to(x.dtype)
 
 
 def round_trip_fp8_row(x: Tensor) -> Tensor:
@@ -194,12 +208,7 @@ def round_trip_fp8_row(x: Tensor) -> Tensor:
     1e-4), a row moves by less than sqrt(n) 2^-10 / 224 of its length: 3.1e-4 for n = 5120, whatever
     is in it, where three bits of mantissa cost 2.6e-2.
     """
-    return _round_trip_fp8(x, x.shape[-1])
-
-
-def _round_trip_fp8(x: Tensor, block: int) -> Tensor:
-    scaled, scales = _over_fp8_scales(x, block)
-    return (decode_e4m3(encode_e4m3(scaled)) * scales).flatten(-2).to(x.dtype)
+    return round_trip_fp8(x, x.shape[-1])
 
 
 def round_trip_fp4_32(x: Tensor) -> Tensor:

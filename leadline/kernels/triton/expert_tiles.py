@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3
+from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
 from leadline.kernels.triton.mxfp4 import plane_offset
 
@@ -36,16 +36,16 @@ class Tiles:
 
 
 def prepare(
-    x: Tensor, ids: Tensor, *, num_experts: int, tile_size: int, quantizes: bool
+    x: Tensor, ids: Tensor, *, num_experts: int, tile_size: int, input_block: int
 ) -> tuple[Tiles, Tensor]:
-    """Tiles of each expert's pairs, and inputs as ``mxfp4`` wants them, in MXFP8 if wanted.
+    """Tiles of each expert's pairs, and inputs as ``mxfp4`` wants them, rounded to FP8 if wanted.
 
     Args:
         x: ``[m, D]`` bf16, m at least 1.
         ids: ``[m, k]`` int64 in -1 .. num_experts - 1; -1 belongs to no tile.
         num_experts: E.
         tile_size: pairs of a tile.
-        quantizes: round inputs to MXFP8 and back.
+        input_block: channels that share a scale where inputs are rounded; 0 leaves them.
 
     Returns:
         Tiles, and ``[m, D]`` bf16, laid out by ``mxfp4.plane_offset`` for tiles of that size.
@@ -67,7 +67,7 @@ def prepare(
         WIDTH=width,
         NUM_EXPERTS=num_experts,
         TILE=tile_size,
-        QUANTIZES=quantizes,
+        INPUT_BLOCK=input_block,
         BLOCK_PAIRS=min(max(bucket(num_pairs), 128), 1024),
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
     )
@@ -124,7 +124,7 @@ def _prepare(
     WIDTH: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     TILE: tl.constexpr,
-    QUANTIZES: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
@@ -136,7 +136,8 @@ def _prepare(
         blocks = tl.cdiv(WIDTH, BLOCK_CHANNELS)
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
         block = (program - NUM_EXPERTS) % blocks
-        _deal(x + row * stride, planes + row * WIDTH, block, WIDTH, TILE, QUANTIZES, BLOCK_CHANNELS)
+        to = planes + row * WIDTH
+        _deal(x + row * stride, to, block, WIDTH, TILE, INPUT_BLOCK, BLOCK_CHANNELS)
 
 
 @triton.jit
@@ -217,14 +218,15 @@ def _deal(
     block,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
-    QUANTIZES: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A block of a row's channels, dealt out to the planes."""
-    group = tl.arange(0, BLOCK // 32)
-    channel = block * BLOCK + group[:, None] * 32 + tl.arange(0, 32)[None, :]
+    SCALED: tl.constexpr = INPUT_BLOCK if INPUT_BLOCK else 32
+    group = tl.arange(0, BLOCK // SCALED)
+    channel = block * BLOCK + group[:, None] * SCALED + tl.arange(0, SCALED)[None, :]
     value = tl.load(x + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
-    if QUANTIZES:
-        value = round_trip_e4m3(value, fp8_32_scale(absmax(value, 1))[:, None])
+    if INPUT_BLOCK:
+        value = round_trip_e4m3(value, fp8_scale(absmax(value, 1))[:, None])
     at = plane_offset(channel, WIDTH, TILE == 8)
     tl.store(planes + at, cast(value, planes.dtype.element_ty), mask=channel < WIDTH)

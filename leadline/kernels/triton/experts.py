@@ -1,7 +1,8 @@
 """Routed experts with MXFP4 weights, few tokens per expert or many (kernels.md 10).
 
-Four launches: ``expert_tiles.prepare``; gate and up with SwiGLU, the routing weight and the MXFP8
-rounding behind them; down, which leaves one row per pair; and the sum over a row's pairs, in order.
+Four launches: ``expert_tiles.prepare``; gate and up with SwiGLU, the routing weight and the FP8
+rounding behind them, by 32 channels since a program has no more of a row; down, which leaves one
+row per pair; and the sum over a row's pairs, in order.
 Programs of the two products are (column block, tile of one expert's pairs), blocks running fastest:
 an expert's weights and inputs then meet in L2, and come from memory once.
 
@@ -26,7 +27,7 @@ from leadline.kernels.packed import LinearWeight, PackedWeight, Weight
 from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton import experts_fp8
 from leadline.kernels.triton.expert_tiles import prepare, span
-from leadline.kernels.triton.formats import absmax, cast, fp8_32_scale, round_trip_e4m3, to_bf16
+from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.mxfp4 import plane_offset, product
 from leadline.kernels.triton.swiglu import clamped_swiglu
@@ -84,7 +85,11 @@ def _pair_outputs(
     planned_pairs = planned_rows(ids.shape[0]) * per_row
     tile_size = _tile_size(planned_pairs // num_experts)
     tiles, planes = prepare(
-        x, ids, num_experts=num_experts, tile_size=tile_size, quantizes=w13.quantizes_input
+        x,
+        ids,
+        num_experts=num_experts,
+        tile_size=tile_size,
+        input_block=w13.input_block if w13.quantizes_input else 0,
     )
     capacity = len(tiles.spans)
     sizes = {"D": width, "F": hidden_width, "TILE": tile_size, "batch": bucket(planned_pairs)}
@@ -220,7 +225,7 @@ def _gate_up_tile(
     value = to_bf16(clamped_swiglu(gate, up, limit) * weight[None, :])
     if QUANTIZES:
         blocks = value.to(tl.float32).reshape(BLOCK_F // 32, 32, TILE)
-        blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 1))[:, None, :])
+        blocks = round_trip_e4m3(blocks, fp8_scale(absmax(blocks, 1))[:, None, :])
         value = to_bf16(blocks.reshape(BLOCK_F, TILE))
     column = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
     at = place.to(tl.int64)[None, :] * F + plane_offset(column, F, STREAMED)[:, None]

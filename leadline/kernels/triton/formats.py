@@ -141,8 +141,8 @@ def encode_e2m1(x):
 
 
 @triton.jit
-def fp8_32_scale(amax):
-    """UE8M0 byte (int32) of a block of 32 with this largest magnitude (v41-model 4.2)."""
+def fp8_scale(amax):
+    """UE8M0 byte (int32) of an E4M3 block with this largest magnitude (v41-model 4.2)."""
     return ceil_power_of_two(_at_least(amax, _FLOOR_FP8) * _INVERSE_448)
 
 

@@ -19,7 +19,7 @@ from leadline.kernels.triton.formats import (
     decode_e2m1,
     decode_ue8m0,
     encode_e4m3,
-    fp8_32_scale,
+    fp8_scale,
     reciprocal_of_scale,
 )
 from leadline.kernels.triton.launch import INTERPRETED
@@ -160,7 +160,7 @@ def _quantize_rows(
             return
     channel = tl.arange(0, BLOCK)
     value = tl.load(x + row * stride + channel, mask=channel < width, other=0.0).to(tl.float32)
-    scale = fp8_32_scale(absmax(value, 0))
+    scale = fp8_scale(absmax(value, 0))
     code = encode_e4m3(value * reciprocal_of_scale(scale))
     # Span, block, word, half of a word, nibble -> the order in which a thread meets them.
     code = code.reshape(BLOCK // SPAN, 4, 4, 2, 4).permute(0, 3, 2, 1, 4).reshape(BLOCK)

@@ -84,7 +84,7 @@ def store_blocks(x, values, scales, block, mask, RECORD: tl.constexpr):
     else:
         at = values[:, None] + block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         if RECORD == "fp8_32":
-            scale = formats.fp8_32_scale(formats.absmax(x, 1)).to(tl.uint8)
+            scale = formats.fp8_scale(formats.absmax(x, 1)).to(tl.uint8)
             codes = formats.encode_e4m3(x * formats.reciprocal_of_scale(scale)[:, None])
             tl.store(at, codes, mask=mask[:, None])
             tl.store(scales + block, scale, mask=mask)

@@ -25,7 +25,7 @@ from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED, processors
 from leadline.kernels.triton.partial_sums import add_parts, add_parts_into
-from leadline.kernels.triton.quant import on_fp8_32_grid, round_trip_fp8_32
+from leadline.kernels.triton.quant import on_fp8_grid, round_trip_fp8
 from leadline.kernels.triton.streamed_matmul import (
     Operand,
     encode,
@@ -112,7 +112,8 @@ def chained_matmul(
         add_parts_into(parts, operand, swiglu_limit=swiglu_limit)
         return add_parts(streamed_matmul(operand, second).flatten(2))
     hidden = x.new_empty(tokens, 1, second.codes.shape[2])
-    add_parts_into(parts, hidden, rounds=second.quantizes_input, swiglu_limit=swiglu_limit)
+    input_block = second.input_block if second.quantizes_input else 0
+    add_parts_into(parts, hidden, input_block=input_block, swiglu_limit=swiglu_limit)
     return add_parts(_multiply(hidden, second, input_rounded=True))
 
 
@@ -135,18 +136,21 @@ def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -
         return streamed_matmul(encode(x, weight), weight).flatten(2)
     rounds_input = weight.quantizes_input and not input_rounded
     if rounds_input and planned > _ROUNDED_ON_THE_WAY:
-        x, rounds_input = round_trip_fp8_32(x), False
+        x, rounds_input = round_trip_fp8(x, weight.input_block), False
     if planned >= _EXPANDED_FROM:
         parts = x.new_empty(1, tokens, groups, rows)
         matrices = _expand(weight).transpose(1, 2)
         torch.bmm(x.transpose(0, 1), matrices, out=parts[0].transpose(0, 1))
     else:
-        parts = _multiply_tiles(x, weight, rounds_input)
+        parts = _multiply_tiles(x, weight, weight.input_block if rounds_input else 0)
     return parts.flatten(2)
 
 
-def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tensor:
-    """Partial sums ``[splits, m, G, out]``, float32, or the only one, bf16."""
+def _multiply_tiles(x: Tensor, weight: PackedWeight, input_block: int) -> Tensor:
+    """Partial sums ``[splits, m, G, out]``, float32, or the only one, bf16.
+
+    ``input_block`` channels of ``x`` are rounded together on their way, or it is 0.
+    """
     tokens, groups, width = x.shape
     rows = weight.codes.shape[1]
     x = x if x.stride(2) == 1 else x.contiguous()
@@ -178,7 +182,7 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, rounds_input: bool) -> Tens
         BLOCK_T=block,
         BLOCK_N=tile.rows,
         BLOCK_K=tile.channels,
-        ROUNDS_INPUT=rounds_input,
+        INPUT_BLOCK=input_block,
         TOKENS_FIRST=block >= _TOKENS_FIRST_FROM,
         EVEN_K=width % (splits * tile.channels) == 0,
         num_warps=tile.num_warps,
@@ -233,7 +237,7 @@ def _multiply_tile(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ROUNDS_INPUT: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     TOKENS_FIRST: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
@@ -271,8 +275,8 @@ def _multiply_tile(
         weight = _shrunken_bf16(code, exponents)
         following = (start + BLOCK_K) // 32 + column
         exponents = tl.load(scales + at_scale + tl.minimum(following, columns - 1))
-        if ROUNDS_INPUT:
-            value = on_fp8_32_grid(value.to(tl.float32))
+        if INPUT_BLOCK:
+            value = on_fp8_grid(value.to(tl.float32), INPUT_BLOCK)
         left, right = (value, weight.T) if TOKENS_FIRST else (weight, value.T)
         sums = dot_bf16(left, right, sums)
     if not TOKENS_FIRST:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, hold_next, overlapped
-from leadline.kernels.triton.quant import on_fp8_32_grid
+from leadline.kernels.triton.quant import on_fp8_grid
 from leadline.kernels.triton.streamed_matmul import Operand, store_operand
 
 
@@ -26,7 +26,7 @@ def add_parts_into(
     parts: Tensor,
     out: Tensor | Operand,
     *,
-    rounds: bool = False,
+    input_block: int = 0,
     swiglu_limit: float | None = None,
 ) -> None:
     """Partial sums ``[splits, m, n]`` to ``out [m, n]``, or ``[m, n / 2]`` behind SwiGLU.
@@ -34,7 +34,8 @@ def add_parts_into(
     Args:
         parts: float32 or bf16.
         out: bf16, or what the next product takes.
-        rounds: quantise ``out`` to MXFP8 and back, as an operand is where that is to be.
+        input_block: quantise so many channels of ``out`` to FP8 and back, as an operand is where
+            that is to be; 0 for no rounding.
         swiglu_limit: None for no SwiGLU.
     """
     splits, tokens, width = parts.shape
@@ -42,6 +43,7 @@ def add_parts_into(
     target, powers, terms, scaled = out, None, 1, 32
     if isinstance(out, Operand):
         target, powers, terms, scaled = out.codes, out.powers, out.terms, out.scaled
+        input_block = out.input_block
     block = 256 if splits > 1 else 1024
     _sum_parts[(tokens, triton.cdiv(out_width, block))](
         parts,
@@ -53,7 +55,7 @@ def add_parts_into(
         swiglu_limit,
         SPLITS=triton.next_power_of_2(splits),
         SWIGLU=swiglu_limit is not None,
-        ROUNDS=rounds,
+        INPUT_BLOCK=input_block,
         TERMS=terms,
         SCALED=scaled,
         BLOCK=block,
@@ -73,7 +75,7 @@ def _sum_parts(
     limit,
     SPLITS: tl.constexpr,
     SWIGLU: tl.constexpr,
-    ROUNDS: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     TERMS: tl.constexpr,
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -98,13 +100,16 @@ def _sum_parts(
     else:
         value = _rounded_sum(parts + (split * num_tokens + token) * out_width + channel, mask)
     result = to_bf16(value)
-    if ROUNDS:
-        result = on_fp8_32_grid(result.to(tl.float32).reshape(1, BLOCK)).reshape(BLOCK)
     if powers is None:
+        if INPUT_BLOCK:
+            result = on_fp8_grid(result.to(tl.float32).reshape(1, BLOCK), INPUT_BLOCK)
+            result = result.reshape(BLOCK)
         tl.store(out + token * out_width + channel, result, mask=inside)
     else:
-        part = tl.program_id(1)
-        store_operand(result, out, powers, 0, token, num_tokens, part, out_width, TERMS, SCALED)
+        store_operand(
+            *(result, out, powers, 0, token, num_tokens, tl.program_id(1), out_width),
+            *(TERMS, INPUT_BLOCK, SCALED),
+        )
 
 
 @triton.jit

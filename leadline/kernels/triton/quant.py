@@ -1,4 +1,4 @@
-"""Activations in MXFP8: what packed products make of their input (v41-model 7.3)."""
+"""Activations in FP8: what packed products make of their input (7.3 of both models)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from leadline.kernels.triton.formats import (
     absmax,
     encode_e4m3,
-    fp8_32_scale,
+    fp8_scale,
     reciprocal_of_scale,
     round_trip_e4m3,
     to_bf16,
@@ -20,35 +20,47 @@ from leadline.kernels.triton.launch import hold_next, overlapped
 _BLOCK = 2048
 
 
-def round_trip_fp8_32(x: Tensor) -> Tensor:
-    """bf16 ``[..., n]`` with n a multiple of 32 -> the same shape, contiguous."""
+def round_trip_fp8(x: Tensor, block: int) -> Tensor:
+    """bf16 ``[..., n]`` -> the same shape, contiguous; ``block`` channels share a scale."""
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel():
-        _round_trip[(triton.cdiv(x.numel(), _BLOCK),)](
-            x, out, x.numel(), _BLOCK, num_warps=4, **overlapped()
+        width = x.shape[-1]
+        whole = triton.cdiv(width, block) * block
+        size = x.numel() // width * whole
+        _round_trip[(triton.cdiv(size, _BLOCK),)](
+            x, out, size, width, whole, width == whole, block, _BLOCK, num_warps=4, **overlapped()
         )
     return out
 
 
 @triton.jit
-def _round_trip(x, out, size, BLOCK: tl.constexpr):
+def _round_trip(
+    x, out, size, width, whole, EVEN: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Some channels of rows that are ``whole`` blocks wide, or end ``width`` channels on."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    if not EVEN:
+        channel = at % whole
+        inside &= channel < width
+        at = at // whole * width + channel
     hold_next()
-    value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
-    tl.store(out + at, on_fp8_32_grid(value.reshape(1, BLOCK)).reshape(BLOCK), mask=at < size)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = on_fp8_grid(value.reshape(1, BLOCK), SCALED)
+    tl.store(out + at, rounded.reshape(BLOCK), mask=inside)
 
 
 @triton.jit
-def on_fp8_32_grid(x):
-    """Float32 ``[rows, n]`` -> bf16, each block of 32 along n quantised to MXFP8 and back: exact.
+def on_fp8_grid(x, SCALED: tl.constexpr):
+    """Float32 ``[rows, n]`` -> bf16, blocks of so many along n quantised to E4M3 and back: exact.
 
     NaN and infinity make their own block NaN.
     """
     rows: tl.constexpr = x.shape[0]
     width: tl.constexpr = x.shape[1]
-    blocks = x.reshape(rows, width // 32, 32)
-    blocks = round_trip_e4m3(blocks, fp8_32_scale(absmax(blocks, 2))[:, :, None])
+    blocks = x.reshape(rows, width // SCALED, SCALED)
+    blocks = round_trip_e4m3(blocks, fp8_scale(absmax(blocks, 2))[:, :, None])
     return to_bf16(blocks.reshape(rows, width))
 
 
@@ -66,7 +78,7 @@ def store_fp8_32(x, codes, exponents, first, inside):
     ROWS: tl.constexpr = x.shape[0]
     BLOCKS: tl.constexpr = x.shape[1] // 32
     values = x.to(tl.float32).reshape(ROWS, BLOCKS, 32)
-    exponent = fp8_32_scale(absmax(values, 2))
+    exponent = fp8_scale(absmax(values, 2))
     code = encode_e4m3(values * reciprocal_of_scale(exponent)[:, :, None])
     block = first[:, None] // 32 + tl.arange(0, BLOCKS)
     tl.store(exponents + block, exponent.to(tl.uint8), mask=inside)

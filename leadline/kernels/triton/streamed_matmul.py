@@ -2,7 +2,7 @@
 
 A decode step waits for the weights' bytes. Turned into bf16 they keep the integer units busy for
 most of the time in which they arrive; here they go from memory to the tensor cores untouched.
-Tokens meet them as E4M3 codes: those of the MXFP8 blocks to which a product rounds its input, or
+Tokens meet them as E4M3 codes: those of the blocks to which a product rounds its input, or
 two codes for each bf16 value, the second for what the first one leaves. Sums over channels of
 different scales are kept apart: a token has a column for each of the blocks of a step, which holds
 zeros in place of the others. Aligned weights have blocks of 128 channels, others of 32.
@@ -27,11 +27,11 @@ from leadline.kernels.triton.formats import (
     decode_e4m3,
     decode_ue8m0,
     encode_e4m3,
-    fp8_32_scale,
+    fp8_scale,
     reciprocal_of_scale,
 )
 from leadline.kernels.triton.launch import INTERPRETED, hold_next, overlapped, processors
-from leadline.kernels.triton.quant import on_fp8_32_grid
+from leadline.kernels.triton.quant import on_fp8_grid
 
 _NATIVE = tl.constexpr(not INTERPRETED)
 
@@ -66,12 +66,14 @@ class Operand:
         powers: ``[G, ceil(in / scaled), m terms]`` float32: those of a step's columns lie together.
         terms: codes that stand for a value.
         scaled: channels that share a scale.
+        input_block: channels that share one in what the product rounds its input to.
     """
 
     codes: Tensor
     powers: Tensor
     terms: int
     scaled: int
+    input_block: int
 
     @staticmethod
     def empty(tokens: int, weight: PackedWeight) -> Operand:
@@ -81,8 +83,8 @@ class Operand:
         groups, _, width = weight.codes.shape
         lines = tokens * terms
         codes = weight.codes.new_empty(groups, lines, width)
-        powers = groups, triton.cdiv(width, scaled), lines
-        return Operand(codes, codes.new_empty(powers, dtype=torch.float32), terms, scaled)
+        powers = codes.new_empty(groups, triton.cdiv(width, scaled), lines, dtype=torch.float32)
+        return Operand(codes, powers, terms, scaled, weight.input_block)
 
 
 def streams(tokens: int, weight: PackedWeight) -> bool:
@@ -146,7 +148,7 @@ def streamed_matmul(x: Operand, weight: PackedWeight) -> Tensor:
 
 
 def encode(x: Tensor, weight: PackedWeight) -> Operand:
-    """bf16 ``[m, G, in]``, rounded to MXFP8 if the weight wants that."""
+    """bf16 ``[m, G, in]``, rounded to FP8 if the weight wants that."""
     tokens, groups, width = x.shape
     x = x if x.stride(2) == 1 else x.contiguous()
     operand = Operand.empty(tokens, weight)
@@ -158,6 +160,7 @@ def encode(x: Tensor, weight: PackedWeight) -> Operand:
         x.stride(1),
         width,
         TERMS=operand.terms,
+        INPUT_BLOCK=operand.input_block,
         SCALED=operand.scaled,
         BLOCK=_ENCODED,
         num_warps=2,
@@ -175,6 +178,7 @@ def _encode_tokens(
     x_group_stride,
     width,
     TERMS: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -185,7 +189,10 @@ def _encode_tokens(
     at = x + token.to(tl.int64) * x_stride + group * x_group_stride + channel
     value = tl.load(at, mask=channel < width, other=0.0)
     num_tokens = tl.num_programs(0)
-    store_operand(value, codes, powers, group, token, num_tokens, part, width, TERMS, SCALED)
+    store_operand(
+        *(value, codes, powers, group, token, num_tokens, part, width),
+        *(TERMS, INPUT_BLOCK, SCALED),
+    )
 
 
 @triton.jit
@@ -199,12 +206,13 @@ def store_operand(
     part,
     width,
     TERMS: tl.constexpr,
+    INPUT_BLOCK: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """Write a part of a token's group to an ``Operand``.
 
     Args:
-        value: ``[n]`` bf16 from channel ``part n`` on, 0 behind the last; rounded to MXFP8 first if
+        value: ``[n]`` bf16 from channel ``part n`` on, 0 behind the last; rounded to FP8 first if
             one code is to stand for it.
         codes: of the operand.
         powers: likewise.
@@ -214,14 +222,15 @@ def store_operand(
         part: which of the parts.
         width: channels of a group.
         TERMS: codes for a value.
+        INPUT_BLOCK: channels that share a scale where a value is rounded.
         SCALED: channels that share a scale.
     """
     BLOCK: tl.constexpr = value.shape[0]
     value = value.to(tl.float32)
-    if TERMS == 1:
-        value = on_fp8_32_grid(value.reshape(1, BLOCK)).to(tl.float32)
+    if TERMS == 1 and INPUT_BLOCK != SCALED:  # else the codes are what it is rounded to
+        value = on_fp8_grid(value.reshape(1, BLOCK), INPUT_BLOCK).to(tl.float32)
     value = value.reshape(BLOCK // SCALED, SCALED)
-    exponent = fp8_32_scale(absmax(value, 1))
+    exponent = fp8_scale(absmax(value, 1))
     value = value * reciprocal_of_scale(exponent)[:, None]
     power = decode_ue8m0(exponent)
     channel = part * BLOCK + tl.arange(0, BLOCK)

@@ -17,7 +17,13 @@ from leadline.kernels.registry import Kernels
 from tests.kernels.conftest import V41_RECORDS
 from tests.kernels.cpu.conftest import Both
 
-HEADS, WIDTH = 3, 64
+HEADS, WIDTH, ROTARY = 3, 96, 32
+
+
+def make_field(record: Record, outer: int, inner: int) -> RecordField:
+    rotary = ROTARY if record is Record.FP8_64 else 0
+    packed = ops.pack_rows(torch.randn(outer, inner, WIDTH), record, rotary)
+    return RecordField(record, *packed, rotary)
 
 
 def case(rows: int, record: Record | None, window: Record = Record.FP8_32) -> dict[str, Any]:
@@ -27,13 +33,13 @@ def case(rows: int, record: Record | None, window: Record = Record.FP8_32) -> di
     window_index[1:2, 3:] = -1
     selected[2:3, 2:] = -1
     window_index[3:4], selected[3:5] = -1, -1
-    cos, sin = rope_angles(torch.arange(rows) * 3, rope_frequencies(16, 10000.0))
-    kv = record and RecordField(record, *ops.pack_rows(torch.randn(6, 8, WIDTH), record))
+    cos, sin = rope_angles(torch.arange(rows) * 3, rope_frequencies(ROTARY, 10000.0))
+    kv = record and make_field(record, 6, 8)
     return {
         "q": 2 * torch.randn(rows, HEADS, WIDTH),
         "cos": cos,
         "sin": sin,
-        "window": RecordField(window, *ops.pack_rows(torch.randn(4, 5, WIDTH), window)),
+        "window": make_field(window, 4, 5),
         "window_index": window_index,
         "window_width": torch.full((rows,), 6),
         "kv": kv,
@@ -53,6 +59,12 @@ def attend(both: Both, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_sparse_attention(both: Both, rows: int, record: Record | None) -> None:
     torch.testing.assert_close(*attend(both, case(rows, record)), rtol=2e-5, atol=2e-6)
+
+
+def test_rows_with_rotary_channels(both: Both) -> None:
+    torch.testing.assert_close(
+        *attend(both, case(7, Record.FP8_64, Record.FP8_64)), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_lse_and_outputs_in_fp8(numba_kernels: Kernels) -> None:

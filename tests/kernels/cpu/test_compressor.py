@@ -11,7 +11,7 @@ from leadline.kernels import ops
 from leadline.kernels.records import Record
 from leadline.kernels.registry import REFERENCE, Kernels
 
-WIDTH, KEY, PER_PAGE, RING, EPS = 64, 32, 4, 3, 1e-20
+WIDTH, KEY, ROTARY, PER_PAGE, RING, EPS = 96, 32, 32, 4, 3, 1e-20
 
 
 def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> list[Tensor]:
@@ -25,9 +25,9 @@ def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> 
     req_of_row = torch.cat((torch.repeat_interleave(torch.arange(4), counts), padding))
     q_off = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
     write_from, pages = torch.tensor([0, 0, 0, 12]), 1 + torch.randperm(16).reshape(4, 4)
-    angles = ops.rope_angles(pos - ratio + 1, 10000.0 ** -(torch.arange(0, 16, 2) / 16))
+    angles = ops.rope_angles(pos - ratio + 1, 10000.0 ** -(torch.arange(0, ROTARY, 2) / ROTARY))
     entries, keys = (
-        make_field(kind, 17, PER_PAGE, width, torch.device("cpu"))
+        make_field(kind, 17, PER_PAGE, width, "cpu", ROTARY)
         for kind, width in ((record, WIDTH), (key_record, KEY))
     )
     rings = None if ratio == 1 else torch.randn(6, RING, 2 * WIDTH)
@@ -56,6 +56,7 @@ def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> 
     [
         (Record.FP4_16, Record.FP4_32),
         (Record.FP8_32, Record.FP4_32),
+        (Record.FP8_64, Record.FP4_32),
         (Record.FLOAT32, Record.FLOAT32),
     ],
 )

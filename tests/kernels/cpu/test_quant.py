@@ -94,11 +94,42 @@ def test_index_queries_round_as_in_the_reference(both: Both, shape: tuple[int, .
     assert torch.equal(*both("quantize_index_query", spread(*shape)))
 
 
+ROTARY_ROWS: dict[str, Callable[[], Tensor]] = {
+    "octaves": lambda: spread(33, 144),
+    "no rows": lambda: torch.empty(0, 80),
+    "smallest": lambda: torch.full((2, 80), 1e-45),
+    "largest": lambda: torch.full((2, 80), 3e38),
+    "infinite": lambda: torch.full((2, 80), math.inf),
+}
+
+
+@pytest.mark.parametrize("values", ROTARY_ROWS)
+def test_rotary_channels_are_bf16_in_the_same_bytes(both: Both, values: str) -> None:
+    (codes, scales), wanted = both("pack_rows", ROTARY_ROWS[values](), Record.FP8_64, 16)
+    assert torch.equal(codes, wanted[0])
+    assert torch.equal(scales, wanted[1])
+    fast, decoded = both("unpack_rows", *wanted, Record.FP8_64, torch.float32, 16)
+    torch.testing.assert_close(fast, decoded, rtol=0, atol=0, equal_nan=True)
+
+
+def test_broken_rotary_channels_stay_broken_and_alone(both: Both) -> None:
+    x = torch.randn(3, 80)
+    x[1, 70] = math.nan
+    for codes, scales in both("pack_rows", x, Record.FP8_64, 16):
+        decoded = ops.unpack_rows(codes, scales, Record.FP8_64, torch.float32, 16)
+        assert decoded.isnan().nonzero().tolist() == [[1, 70]]
+
+
 @pytest.mark.parametrize("format", [WeightFormat.FP8_BLOCK32, WeightFormat.PLAIN])
+@pytest.mark.parametrize("input_block", [32, 128])
 @pytest.mark.parametrize("values", INPUTS)
-def test_linear_multiplies_the_same_values(both: Both, values: str, format: WeightFormat) -> None:
+def test_linear_multiplies_the_same_values(
+    both: Both, values: str, input_block: int, format: WeightFormat
+) -> None:
+    """The last block of a row may be partial."""
     x = INPUTS[values]()
-    assert torch.equal(*both("linear", x, LinearWeight(torch.randn(24, x.shape[1]), format)))
+    weight = LinearWeight(torch.randn(24, x.shape[1]), format, input_block)
+    assert torch.equal(*both("linear", x, weight))
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
@@ -109,12 +140,6 @@ def test_linear_of_a_broken_row_is_broken(both: Both, broken: float) -> None:
     fast, wanted = both("linear", x, weight)
     torch.testing.assert_close(fast, wanted, rtol=0, atol=0, equal_nan=True)
     assert fast[1].isnan().all()
-
-
-def test_rows_that_are_not_whole_blocks_are_refused(numba_kernels: Kernels) -> None:
-    weight = LinearWeight(torch.randn(24, 40), WeightFormat.FP8_BLOCK32)
-    with numba_kernels.active(), pytest.raises(AssertionError):
-        ops.linear(torch.randn(2, 40), weight)
 
 
 def empty_field(record: Record) -> RecordField:

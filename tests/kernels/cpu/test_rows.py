@@ -165,10 +165,14 @@ FORMATS = {"packed": WeightFormat.MXFP4, "plain": WeightFormat.PLAIN}
 
 @pytest.mark.parametrize("rows", [*ROWS[1:], 100])
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("row_scales", [False, True])
-def test_routed_experts(both: Both, rows: int, format: str, row_scales: bool) -> None:
+@pytest.mark.parametrize(
+    ("input_block", "row_scales"), [(32, False), (128, False), (32, True)], ids=str
+)
+def test_routed_experts(
+    both: Both, rows: int, format: str, input_block: int, row_scales: bool
+) -> None:
     """Few rows an expert and many; one expert gets none."""
-    experts, dim, width = 6, 64, 32
+    experts, dim, width = 6, 192, 160
     scores = torch.rand(rows, experts)
     scores[:, 2] = -1
     ids = scores.topk(3, dim=-1).indices.sort(-1).values
@@ -177,8 +181,8 @@ def test_routed_experts(both: Both, rows: int, format: str, row_scales: bool) ->
         torch.randn(rows, dim) * torch.tensor([1.0, 2**-12]).repeat_interleave(dim // 2),
         ids,
         torch.rand(rows, 3),
-        LinearWeight(torch.randn(experts, 2 * width, dim) / 4, FORMATS[format]),
-        LinearWeight(torch.randn(experts, dim, width) / 4, FORMATS[format]),
+        LinearWeight(torch.randn(experts, 2 * width, dim) / 8, FORMATS[format], input_block),
+        LinearWeight(torch.randn(experts, dim, width) / 8, FORMATS[format], input_block),
         limit=2.0,
         row_scales=row_scales,
     )
@@ -203,12 +207,13 @@ def test_routed_experts_beside_the_shared_one(both: Both) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_shared_expert(both: Both, rows: int, format: str) -> None:
+@pytest.mark.parametrize("input_block", [32, 128])
+def test_shared_expert(both: Both, rows: int, format: str, input_block: int) -> None:
     fast, wanted = both(
         "shared_expert",
-        torch.randn(rows, 64),
-        LinearWeight(torch.randn(64, 64) / 4, FORMATS[format]),
-        LinearWeight(torch.randn(64, 32) / 4, FORMATS[format]),
+        torch.randn(rows, 192),
+        LinearWeight(torch.randn(320, 192) / 8, FORMATS[format], input_block),
+        LinearWeight(torch.randn(192, 160) / 8, FORMATS[format], input_block),
         limit=2.0,
     )
     assert_close_but_for_flipped_codes(fast, wanted, packed=format == "packed")

@@ -117,6 +117,19 @@ def test_index_page_holds_all_values_then_all_scales() -> None:
     assert torch.equal(raw_bytes(field)[1], torch.cat((values.flatten(), scales.flatten())))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_rotary_channels_are_not_quantised(dtype: torch.dtype) -> None:
+    field = pool_field(Record.FP8_64, 3, 8, 80, "cpu", rotary=16)
+    x = torch.randn(5, 80).mul(3).to(dtype)
+    outer, inner = torch.tensor([2, 0, 1, 2, 2]), torch.tensor([7, 0, 3, 0, 6])
+    packed = kv_store.pack_rows(x, field.record, field.rotary)
+    kv_store.store_rows(field, outer, inner, *packed)
+    loaded = kv_store.load_rows(field, outer, inner, dtype)
+    assert loaded.dtype is dtype
+    assert torch.equal(loaded[:, :64], fake_quantize(x[:, :64], Record.FP8_64))
+    assert torch.equal(loaded[:, 64:], x[:, 64:].bfloat16().to(dtype))
+
+
 class TestGoldenPages:
     def test_compressed_rows_lie_as_in_the_file(self, vectors: dict[str, Tensor]) -> None:
         field = make_field("kv", Record.FP4_16)
@@ -162,10 +175,25 @@ class TestGoldenPages:
         assert raw_bytes(field).shape == (4, 8 * 584)
         raw_bytes(field).copy_(vectors["v4_kv_fp8.pages_u8"][:, : 8 * 584])
         loc = vectors["v4_kv_fp8.loc"].long()
-        values, scales = field.gather(loc // 8, loc % 8)
+        _, scales = field.gather(loc // 8, loc % 8)
         assert scales is not None
         assert torch.equal(scales[:, :7], vectors["v4_kv_fp8.row_scale_u8"])
         assert (scales[:, 7] == 0).all()
-        decoded = quant.dequantize_fp8_64(values[:, :448], scales[:, :7]).bfloat16()
-        rotary = values[:, 448:].contiguous().view(torch.bfloat16)
-        assert torch.equal(torch.cat((decoded, rotary), 1), vectors["v4_kv_fp8.dequant_bf16"])
+        loaded = kv_store.load_rows(field, loc // 8, loc % 8, torch.bfloat16)
+        assert torch.equal(loaded, vectors["v4_kv_fp8.dequant_bf16"])
+
+    def test_v4_rows_are_written_as_in_the_file_but_for_the_floor(
+        self, vectors: dict[str, Tensor]
+    ) -> None:
+        """Its writer floors amax at 1e-8, ours at 1e-4 (v4-model 4.1)."""
+        x = vectors["v4_kv_fp8.input_bf16"]
+        values, scales = kv_store.pack_rows(x, Record.FP8_64, rotary=64)
+        assert scales is not None
+        golden, loc = vectors["v4_kv_fp8.pages_u8"], vectors["v4_kv_fp8.loc"].long()
+        golden_values = golden[:, : 8 * 576].unflatten(1, (8, 576))[loc // 8, loc % 8]
+        golden_scales = golden[:, 8 * 576 : 8 * 584].unflatten(1, (8, 8))[loc // 8, loc % 8]
+        above = x[:, :448].float().unflatten(-1, (-1, 64)).abs().amax(-1) >= 1e-4
+        assert torch.equal(scales[:, :7][above], golden_scales[:, :7][above])
+        assert torch.equal(scales[:, 7], golden_scales[:, 7])
+        written = torch.cat((above.repeat_interleave(64, 1), torch.ones(24, 128).bool()), 1)
+        assert torch.equal(values[written], golden_values[written])

@@ -57,6 +57,13 @@ def test_only_packed_weights_have_their_input_quantised(
     assert torch.equal(y, seen)
 
 
+def test_input_blocks_are_as_wide_as_the_weight_says() -> None:
+    x = torch.randn(3, 320) * torch.exp2(torch.randint(-20, 20, (320,)))
+    y = linear.linear(x, LinearWeight(torch.eye(320), WeightFormat.FP8_BLOCK128, 128))
+    assert torch.equal(y, quant.round_trip_fp8(x, 128))
+    assert not torch.equal(y, quant.round_trip_fp8_32(x))
+
+
 def test_sums_of_bfloat16_are_not_kept_in_bfloat16() -> None:
     """4096 ones and a weight of 1/64: bf16 partial sums would stop growing at 256 / 64."""
     x = torch.ones(1, 4096, dtype=torch.bfloat16)

@@ -281,6 +281,14 @@ class TestQuantizers:
         assert round_trip(torch.randn(2, 64).to(dtype)).dtype is dtype
 
 
+@pytest.mark.parametrize("width", [128, 320, 48])
+def test_each_block_of_an_input_has_a_scale_of_its_own(width: int) -> None:
+    """The last one is what is left of a row."""
+    x = rows_over_octaves(50, width)
+    blocks = [q.round_trip_fp8_row(part) for part in x.split(128, dim=1)]
+    assert torch.equal(q.round_trip_fp8(x, 128), torch.cat(blocks, dim=1))
+
+
 class TestRowScales:
     def test_equal_blocks_of_32_but_for_what_is_small_in_its_row(self) -> None:
         x = rows_over_octaves(50, 256)

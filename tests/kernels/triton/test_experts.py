@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -142,6 +144,17 @@ def test_inputs_are_rounded_where_the_weights_say(
     compare(rows(3, 64, device), choose(3, [0, 1], 2, device), w13, w2)
 
 
+@pytest.mark.parametrize(("num_rows", "width", "hidden"), [(3, 256, 160), (20, 160, 128)])
+def test_inputs_with_a_scale_for_128_channels(
+    device: torch.device, num_rows: int, width: int, hidden: int
+) -> None:
+    """Hidden rows keep the finer scales, which is no more than a part of their rounding."""
+    w13, w2 = (dataclasses.replace(w, input_block=128) for w in stacks(2, width, hidden, device))
+    octaves = torch.randint(-9, 0, (width,), device=device).exp2().bfloat16()
+    x = rows(num_rows, width, device) * octaves
+    compare(x, choose(num_rows, [0, 1], 2, device), w13, w2)
+
+
 def test_rows_may_lie_apart(device: torch.device) -> None:
     x = rows(3, 128, device)[:, 64:]
     compare(x, choose(3, [0, 1], 2, device), *stacks(2, 64, 32, device))
@@ -167,7 +180,7 @@ def test_plain_stacks_run_by_the_reference(device: torch.device) -> None:
 def test_tiles_cover_every_pair_once(device: torch.device) -> None:
     """More pairs than a program looks at in one go; in their order within an expert."""
     ids = torch.randint(-1, 7, (3, 700), device=device)
-    tiles, _ = prepare(rows(3, 32, device), ids, num_experts=7, tile_size=128, quantizes=False)
+    tiles, _ = prepare(rows(3, 32, device), ids, num_experts=7, tile_size=128, input_block=0)
     flat = ids.flatten().cpu()
     found = []
     spans = tiles.spans.tolist()

@@ -22,7 +22,7 @@ def _encode(x, bf16, e4m3, e2m1, fp8_scale, fp4_scale, fp4_16_scale, BLOCK: tl.c
     tl.store(bf16 + at, formats.to_bf16(value))
     tl.store(e4m3 + at, formats.encode_e4m3(value))
     tl.store(e2m1 + at, formats.encode_e2m1(value).to(tl.uint8))
-    tl.store(fp8_scale + at, formats.fp8_32_scale(tl.abs(value)).to(tl.uint8))
+    tl.store(fp8_scale + at, formats.fp8_scale(tl.abs(value)).to(tl.uint8))
     tl.store(fp4_scale + at, formats.fp4_32_scale(tl.abs(value)).to(tl.uint8))
     tl.store(fp4_16_scale + at, formats.fp4_16_scale(tl.abs(value)))
 

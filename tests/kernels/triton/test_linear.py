@@ -38,7 +38,7 @@ def tokens(*shape: int, device: torch.device) -> Tensor:
 def exact(x: Tensor, weight: PackedWeight) -> Tensor:
     """The product in float64, of ``[m, in]`` or ``[m, G, in]``."""
     if weight.quantizes_input:
-        x = reference_quant.round_trip_fp8_32(x)
+        x = reference_quant.round_trip_fp8(x, weight.input_block)
     dense = dataclasses.replace(weight, dtype=torch.float64).dense
     return torch.einsum("m...i,...oi->m...o", x.double(), dense)
 
@@ -73,6 +73,55 @@ def test_aligned_weights(device: torch.device, count: int, quantizes_input: bool
     x = tokens(count, 2, 416, device=device)
     actual = packed_matmul.packed_matmul(x, weight).unflatten(1, (2, -1))
     assert_close(actual, exact(x, plain))
+
+
+def packed_128(*shape: int, device: torch.device, quantizes_input: bool = True) -> PackedWeight:
+    """Tiles of 128 x 128, told as ``weights.load`` does; the last ones may be partial."""
+    weight = packed(*shape, device=device, quantizes_input=quantizes_input)
+    tiles = weight.scales[..., ::4, ::4].repeat_interleave(4, -2).repeat_interleave(4, -1)
+    rows, columns = weight.scales.shape[-2:]
+    scales = tiles[..., :rows, :columns].contiguous()
+    return dataclasses.replace(weight, scales=scales, aligned=True, input_block=128)
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("count", [1, 5, 9, 70])
+@pytest.mark.parametrize(("rows", "width"), [(320, 128), (80, 384), (200, 416), (33, 32)], ids=str)
+def test_tiles_and_input_blocks_of_128(
+    device: torch.device, count: int, rows: int, width: int
+) -> None:
+    x, weight = tokens(count, width, device=device), packed_128(rows, width, device=device)
+    assert_close(linear.linear(x, weight), exact(x, weight))
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("count", [1, 8, 9, 70])
+def test_input_is_rounded_in_blocks_of_128(device: torch.device, count: int) -> None:
+    """Shown by the identity; values lie octaves apart, and the last block is partial."""
+    x = tokens(count, 160, device=device)
+    x *= 2.0 ** torch.randint(-12, 12, (160,), device=device)
+    codes = (ONE * torch.eye(160, device=device)).to(torch.uint8)
+    scales = torch.full((5, 5), 127, dtype=torch.uint8, device=device)
+    weight = PackedWeight(codes, scales, WeightFormat.FP8_BLOCK32, aligned=True, input_block=128)
+    wanted = reference_quant.round_trip_fp8(x, 128)
+    assert not torch.equal(wanted, reference_quant.round_trip_fp8_32(x))
+    assert torch.equal(linear.linear(x, weight), wanted)
+
+
+@pytest.mark.usefixtures("route")
+@pytest.mark.parametrize("count", [1, 12])
+def test_chains_round_in_blocks_of_128(device: torch.device, count: int) -> None:
+    wo_a = packed_128(2, 160, 64, device=device, quantizes_input=False)
+    wo_b = packed_128(96, 320, device=device)
+    x = tokens(count, 4, 32, device=device)
+    z = grouped_linear.grouped_linear(x.reshape(count, 2, 64), wo_a).flatten(1)
+    actual = grouped_linear.output_projection(x, wo_a, wo_b)
+    assert_close(actual, reference.linear(z, wo_b))
+    w13, w2 = packed_128(2 * 160, 128, device=device), packed_128(128, 160, device=device)
+    w13.scales.sub_(4)  # or SwiGLU would clamp nearly every product
+    x = tokens(count, 128, device=device)
+    actual = shared_expert.shared_expert(x, w13, w2, limit=10.0)
+    assert_close(actual, reference_experts.shared_expert(x, w13, w2, limit=10.0), error=1e-2)
 
 
 @pytest.mark.usefixtures("route")
@@ -245,6 +294,7 @@ def test_wide_linear_takes_weights_in_bf16(device: torch.device, count: int) -> 
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (1, 32), (7, 96), (2, 3, 1280)], ids=str)
-def test_rounding_to_mxfp8(device: torch.device, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("block", [32, 128])
+def test_rounding_to_fp8(device: torch.device, shape: tuple[int, ...], block: int) -> None:
     x = tokens(*shape, device=device) * 2.0 ** torch.randint(-40, 30, shape, device=device)
-    assert torch.equal(quant.round_trip_fp8_32(x), reference_quant.round_trip_fp8_32(x))
+    assert torch.equal(quant.round_trip_fp8(x, block), reference_quant.round_trip_fp8(x, block))
