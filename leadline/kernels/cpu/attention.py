@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import CODE_OF, decode_row
+from leadline.kernels.cpu.formats import bytes_of, decode_row
 from leadline.kernels.cpu.jit import (
     F1,
     F2,
@@ -29,6 +29,7 @@ from leadline.kernels.reference import attention
 from leadline.kernels.reference.quant import store_fp8_32
 
 _NO_PAGES = np.empty((0, 1, 0), np.uint8)
+_NO_COUNTS = np.empty(0, np.int64)
 
 
 @in_float32(attention.sparse_attention)
@@ -54,29 +55,7 @@ def sparse_attention(
 
     Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
-    values, scales, record = _NO_PAGES, _NO_PAGES, 0
-    if kv is not None:
-        if kv.scales is None or selected is None:
-            return attention.sparse_attention(
-                q,
-                cos,
-                sin,
-                window,
-                window_index,
-                window_width,
-                kv,
-                page_table,
-                req_of_row,
-                selected,
-                sink,
-                exact_rounding=exact_rounding,
-                visible=visible,
-                lse=lse,
-                fp8=fp8,
-            )
-        values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
-    else:
-        selected = window_index[:, :0]
+    pages = (_NO_PAGES, _NO_PAGES, 0) if kv is None else bytes_of(kv)
     seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
     found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
@@ -86,12 +65,11 @@ def sparse_attention(
         sin,
         unpack_rows(*found, window.record, torch.float32, window.rotary),
         place,
-        values,
-        scales,
-        record,
+        *pages,
         page_table,
         req_of_row,
-        selected,
+        window_index[:, :0] if selected is None else selected,
+        _NO_COUNTS if visible is None else visible,
         sink,
         out,
         logs,
@@ -175,13 +153,16 @@ def _attend(
     page_table: I2,
     req_of_row: I1,
     selected: I2,
+    visible: I1,
     sink: F1,
     out: F3,
     lse: F2,
 ) -> None:
     rows, heads, width = q.shape
-    slots = window_index.shape[1] + selected.shape[1]
-    per_page = values.shape[1]
+    per_page, most = values.shape[1], selected.shape[1]
+    for r in range(visible.shape[0]):
+        most = max(most, visible[r])
+    slots = window_index.shape[1] + most
     keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
     turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
     scale = np.float32(width**-0.5)
@@ -192,8 +173,9 @@ def _attend(
                 for i in range(width):
                     keys[count, i] = window[window_index[r, j], i]
                 count += 1
-        for j in range(selected.shape[1]):
-            entry = selected[r, j]
+        sees_all = visible.shape[0] > 0
+        for j in range(visible[r] if sees_all else selected.shape[1]):
+            entry = j if sees_all else selected[r, j]
             if entry >= 0:
                 page = page_table[req_of_row[r], entry // per_page]
                 entry %= per_page

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels import debug
-from leadline.kernels.cpu.formats import CODE_OF, bits_of, decode_row
+from leadline.kernels.cpu.formats import bits_of, bytes_of, decode_row
+from leadline.kernels.cpu.hadamard import hadamard as transform
 from leadline.kernels.cpu.jit import (
     F2,
     F3,
@@ -26,7 +27,6 @@ from leadline.kernels.cpu.kv_store import quantize_index_query
 from leadline.kernels.cpu.rope import rotate
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import indexer
-from leadline.kernels.reference.hadamard import hadamard as transform
 
 _LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
 
@@ -50,31 +50,10 @@ def index_logits(
     exact_rounding: bool,
 ) -> Tensor:
     """Keys of a group are unpacked once for all of its rows; float32 has nothing to round."""
-    if keys.scales is None:
-        return indexer.index_logits(
-            q,
-            weights,
-            keys,
-            page_table,
-            req_of_row,
-            visible,
-            num_entries,
-            exact_rounding=exact_rounding,
-        )
     scores = np.empty((q.shape[0], num_entries), np.float32)
     if debug.switch.enabled:
         scores.fill(-np.inf)
-    _index_logits(
-        q,
-        weights,
-        keys.values.numpy(),
-        keys.scales.numpy(),
-        CODE_OF[keys.record],
-        page_table,
-        req_of_row,
-        visible,
-        scores,
-    )
+    _index_logits(q, weights, *bytes_of(keys), page_table, req_of_row, visible, scores)
     return torch.from_numpy(scores)
 
 
@@ -131,32 +110,9 @@ def candidate_logits(
     exact_rounding: bool,
 ) -> Tensor:
     """One key at a time."""
-    if keys.scales is None:
-        return indexer.candidate_logits(
-            q,
-            weights,
-            keys,
-            page_table,
-            req_of_row,
-            blocks,
-            visible,
-            block_size=block_size,
-            exact_rounding=exact_rounding,
-        )
     scores = np.empty((q.shape[0], blocks.shape[1] * block_size), np.float32)
-    _candidate_logits(
-        q,
-        weights,
-        keys.values.numpy(),
-        keys.scales.numpy(),
-        CODE_OF[keys.record],
-        page_table,
-        req_of_row,
-        blocks,
-        visible,
-        block_size,
-        scores,
-    )
+    rows = (page_table, req_of_row, blocks, visible)
+    _candidate_logits(q, weights, *bytes_of(keys), *rows, block_size, scores)
     return torch.from_numpy(scores)
 
 
