@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import bytes_of, decode_row
+from leadline.kernels.cpu.formats import load_row, pages_of
 from leadline.kernels.cpu.jit import (
     F1,
     F2,
@@ -25,10 +25,11 @@ from leadline.kernels.cpu.jit import (
 from leadline.kernels.cpu.kv_store import unpack_rows
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
 from leadline.kernels.reference import attention
 from leadline.kernels.reference.quant import store_fp8_32
 
-_NO_PAGES = np.empty((0, 1, 0), np.uint8)
+_NO_BYTES, _NO_FLOATS = np.empty((0, 1, 0), np.uint8), np.empty((0, 1, 0), np.float32)
 _NO_COUNTS = np.empty(0, np.int64)
 
 
@@ -55,15 +56,14 @@ def sparse_attention(
 
     Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
-    pages = (_NO_PAGES, _NO_PAGES, 0) if kv is None else bytes_of(kv)
+    pages = (_NO_BYTES, _NO_BYTES, 0, _NO_FLOATS) if kv is None else pages_of(kv)
     seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
-    found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
         cos,
         sin,
-        unpack_rows(*found, window.record, torch.float32, window.rotary),
+        _window_rows(window, seen),
         place,
         *pages,
         page_table,
@@ -79,6 +79,15 @@ def sparse_attention(
     if fp8 is not None:
         store_fp8_32(torch.from_numpy(out), *fp8)
     return torch.from_numpy(out)
+
+
+def _window_rows(window: RecordField, seen: Tensor) -> Tensor:
+    """Rows at ``outer * rows of an outer unit + inner``, float32."""
+    if window.record is Record.FLOAT32:
+        return window.values.flatten(0, 1).index_select(0, seen)
+    ring = window.values.shape[1]
+    found = window.gather(seen // ring, seen % ring)
+    return unpack_rows(*found, window.record, torch.float32, window.rotary)
 
 
 def _seen_rows(index: Tensor, num_rows: int) -> tuple[Tensor, NDArray[np.int64]]:
@@ -150,6 +159,7 @@ def _attend(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     selected: I2,
@@ -179,7 +189,7 @@ def _attend(
             if entry >= 0:
                 page = page_table[req_of_row[r], entry // per_page]
                 entry %= per_page
-                decode_row(values[page, entry], scales[page, entry], record, keys[count])
+                load_row(values, scales, record, floats, page, entry, keys[count])
                 count += 1
         for i in range(cos.shape[1]):
             back[i] = -sin[r, i]

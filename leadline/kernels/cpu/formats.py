@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leadline.kernels.cpu.jit import F1, U1, Real, Whole, inline
+from leadline.kernels.cpu.jit import F1, F3, U1, Packed, Real, Whole, inline
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
@@ -38,14 +38,23 @@ _E4M3_MAX, _E2M1_MAX = np.float32(448.0), np.float32(6.0)
 _FP4_16_FLOOR = np.float32(6.0 * 2.0**-9)
 
 
+_NO_FLOATS = np.empty((0, 1, 0), np.float32)
+
+
 def bytes_of(field: RecordField) -> tuple[NDArray[Any], NDArray[Any], int]:
-    """What kernels read and write rows of a field by: values, scales and the code of its record.
+    """What kernels write rows of a field by: values, scales and the code of its record.
 
     Both are bytes; plain records have no scales.
     """
     values = field.values.view(torch.uint8)
     scales = values[..., :0] if field.scales is None else field.scales
     return values.numpy(), scales.numpy(), CODE_OF[field.record]
+
+
+def pages_of(field: RecordField) -> tuple[NDArray[Any], NDArray[Any], int, NDArray[Any]]:
+    """What ``load_row`` reads rows of a field by: ``bytes_of``, and float32 where it holds that."""
+    is_float32 = field.record is Record.FLOAT32
+    return *bytes_of(field), field.values.numpy() if is_float32 else _NO_FLOATS
 
 
 @inline
@@ -179,18 +188,6 @@ def _encode_plain(x: F1, values: U1, record: Whole) -> None:
 
 
 @inline
-def _decode_plain(values: U1, record: Whole, out: F1) -> None:
-    if record == BFLOAT16:
-        _decode_bfloat16(values, 0, 0, out)
-        return
-    for i in range(out.shape[0]):
-        bits = np.int32(0)
-        for b in range(4):
-            bits |= np.int32(values[4 * i + b]) << (8 * b)
-        out[i] = from_bits(bits)
-
-
-@inline
 def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
     """Quantise a row as a record stores it."""
     if record >= BFLOAT16:
@@ -226,9 +223,9 @@ def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
 
 @inline
 def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
-    """The inverse of ``encode_row``."""
-    if record >= BFLOAT16:
-        _decode_plain(values, record, out)
+    """The inverse of ``encode_row``, but for FLOAT32."""
+    if record == BFLOAT16:
+        _decode_bfloat16(values, 0, 0, out)
         return
     block = _block_of(record)
     quantized = out.shape[0] - _rotary_of(out.shape[0], values, record)
@@ -242,3 +239,20 @@ def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
             for i in range(b * block // 2, (b + 1) * block // 2):
                 out[2 * i] = _E2M1[values[i] & 15] * scale
                 out[2 * i + 1] = _E2M1[values[i] >> 4] * scale
+
+
+@inline
+def load_row(
+    values: Packed,
+    scales: Packed,
+    record: Whole,
+    floats: F3,
+    outer: Whole,
+    inner: Whole,
+    out: F1,
+) -> None:
+    """A row of a field, as ``pages_of`` has it."""
+    if record == FLOAT32:
+        out[:] = floats[outer, inner]
+    else:
+        decode_row(values[outer, inner], scales[outer, inner], record, out)
