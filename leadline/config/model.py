@@ -197,10 +197,7 @@ def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:
     top = as_object(raw, where=where)
     model_type = top.pop("model_type", MODEL_TYPE)
     if model_type != MODEL_TYPE:
-        raise NotSupported(
-            f"{where}: model_type is {model_type!r}; this version serves {MODEL_TYPE!r} only: "
-            f"there is no leadline/models/{model_type}"
-        )
+        raise NotSupported(f"{where}: model_type is {model_type!r}, not {MODEL_TYPE!r}")
     text = top.pop("text_config", None)
     if not isinstance(text, Mapping):
         raise ConfigError(f"{where}: text_config is missing or no object; V4.1 files nest it")

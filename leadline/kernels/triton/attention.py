@@ -24,6 +24,7 @@ from leadline.kernels.triton.quant import store_fp8_32
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
 _PART = 32  # slots: the least that a program of its own attends to
+_MOST_SPLITS = 32  # what a program that merges has in registers
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 _UNIT = unpack.UNIT
@@ -50,35 +51,38 @@ def sparse_attention(
     """A program for up to 64 heads of a row; few rows are split over their keys and merged.
 
     ``exact_rounding``, and with it ``window_width``, change nothing: probabilities are rounded
-    against the running maximum of this kernel's blocks.
+    against the running maximum of this kernel's blocks. Rows of another width than a power of two
+    take the reference.
     """
-    if visible is not None:
+    rows, heads, width = q.shape
+    if not all(unpack.expands(field, width) for field in (window, kv) if field is not None):
         return reference.sparse_attention(
             *(q, cos, sin, window, window_index, window_width, kv, page_table, req_of_row),
             *(selected, sink),
-            exact_rounding=False,
+            exact_rounding=exact_rounding,
             visible=visible,
             lse=lse,
             fp8=fp8,
         )
-    rows, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    hopper = _suits_hopper(q, cos, window, kv)
+    hopper = visible is None and _suits_hopper(q, cos, window, kv)
     word = torch.int32 if hopper else None
-    window_values, window_scales = (part.flatten(0, 1) for part in unpack.words(window, word))
+    window_values, window_scales = unpack.words(window, word)
     kv_values, kv_scales, record, per_page = window_values, window_scales, "none", 1
-    if kv is None or selected is None:
-        selected = window_index[:, :0]
-    else:
+    chosen = window_index[:, :0] if selected is None else selected
+    entries = chosen.shape[1]
+    if kv is not None:
         kv_values, kv_scales = unpack.words(kv, word)
         record, per_page = str(kv.record), kv_values.shape[1]
+        if visible is not None:
+            chosen, entries = visible.unsqueeze(1), page_table.shape[1] * per_page
     block_heads = 64 if hopper or heads > 16 else 16
     programs = _PROGRAMS[block_heads]
     head_blocks = triton.cdiv(heads, block_heads)
-    parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(selected.shape[1], _PART)
-    most_splits = max(programs // (rows * head_blocks), 1)
+    parts = triton.cdiv(window_index.shape[1], _PART) + triton.cdiv(entries, _PART)
+    most_splits = min(max(programs // (rows * head_blocks), 1), _MOST_SPLITS)
     if batch_invariance.switch.enabled:  # parts are as many as the longest row has
         most_splits = 1
     parts_per_split = triton.cdiv(parts, most_splits)
@@ -102,7 +106,7 @@ def sparse_attention(
         kv_scales,
         page_table,
         req_of_row,
-        selected,
+        chosen,
         sink,
         out,
         partial,
@@ -118,12 +122,13 @@ def sparse_attention(
         window_index.shape[1],
         window_index.stride(0),
         page_table.stride(0),
-        selected.shape[1],
-        selected.stride(0),
+        entries,
+        chosen.stride(0),
         parts_per_split,
         str(window.record),
-        window_values.stride(0),
-        window_scales.stride(0),
+        window_values.shape[1],
+        *window_values.stride()[:2],
+        *window_scales.stride()[:2],
         record,
         per_page,
         *kv_values.stride()[:2],
@@ -134,7 +139,7 @@ def sparse_attention(
         attention_hopper.attend[grid](*arguments, num_warps=4)
     else:
         extra = bucket(batch_invariance.planned_rows(rows)), width, cos.shape[1], block_heads, _PART
-        _ATTEND[block_heads][grid](*arguments, *extra)
+        _ATTEND[block_heads][grid](*arguments, *extra, visible is not None)
     if splits > 1:
         _merge[(rows, heads)](
             partial,
@@ -213,8 +218,11 @@ def _attend(
     selected_row,
     parts_per_split,
     WINDOW: tl.constexpr,
-    WINDOW_STRIDE: tl.constexpr,
-    WINDOW_SCALES: tl.constexpr,
+    RING: tl.constexpr,
+    RING_STRIDE: tl.constexpr,
+    ROW_STRIDE: tl.constexpr,
+    RING_SCALES: tl.constexpr,
+    ROW_SCALES: tl.constexpr,
     ENTRIES: tl.constexpr,
     PER_PAGE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
@@ -227,17 +235,22 @@ def _attend(
     PAIRS: tl.constexpr,
     HEADS: tl.constexpr,
     PART: tl.constexpr,
+    ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One split of a row: some slots of its window, rounded up to parts, and selected entries."""
+    """One split of a row: some slots of its window, rounded up to parts, and selected entries.
+
+    With ``ALL``, ``selected`` has the number of entries that a row attends to, the first ones.
+    """
     split, num_splits = tl.program_id(1), tl.num_programs(1)
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     is_head = head < num_heads
     channel = tl.arange(0, WIDTH)
     # Two blocks are loaded ahead. A load that another load leads to takes as many stages again;
     # rows of plain records are so large that only one fits.
-    window_stages: tl.constexpr = 5 if WINDOW == "fp8_32" else 3
-    entry_stages: tl.constexpr = 8 if ENTRIES == "fp8_32" or ENTRIES == "fp4_16" else 5
+    window_stages: tl.constexpr = 5 if WINDOW == "fp8_32" or WINDOW == "fp8_64" else 3
+    packed: tl.constexpr = ENTRIES == "fp8_32" or ENTRIES == "fp4_16" or ENTRIES == "fp8_64"
+    entry_stages: tl.constexpr = 8 if packed and not ALL else 5
     behind_window = tl.cdiv(num_window, PART) * PART
     begin = split * parts_per_split * PART
     end = begin + parts_per_split * PART
@@ -255,13 +268,26 @@ def _attend(
         total = tl.zeros([HEADS], tl.float32)
         sums = tl.zeros([HEADS, WIDTH], tl.float32)
         indices = window_index + row * window_row
+        chosen, table = selected, page_table
+        if ENTRIES != "none":
+            chosen += row * selected_row
+            request = tl.load(req_of_row + row).to(tl.int64)
+            table += request * table_row
+        if ALL:
+            seen = tl.load(chosen, mask=request >= 0, other=0).to(tl.int32)
+            parts = tl.cdiv(behind_window + seen, PART)
+            begin = split * tl.cdiv(parts, num_splits) * PART
+            end = begin + tl.cdiv(parts, num_splits) * PART
+            window_end = tl.minimum(end, num_window)
+            entry_begin = tl.maximum(begin - behind_window, 0)
+            entry_end = tl.minimum(end - behind_window, seen)
         for start in tl.range(begin, window_end, BLOCK, num_stages=window_stages):
             slot = start + tl.arange(0, BLOCK)
             index = tl.load(indices + slot, mask=slot < window_end, other=-1)
             valid = index >= 0
             keys = unpack.load_rows(
-                window_values + index * WINDOW_STRIDE,
-                window_scales + index * WINDOW_SCALES,
+                window_values + _row_offset(index, RING, RING_STRIDE, ROW_STRIDE),
+                window_scales + _row_offset(index, RING, RING_SCALES, ROW_SCALES),
                 valid,
                 WINDOW,
                 WIDTH,
@@ -270,13 +296,14 @@ def _attend(
                 query, keys, valid, start < window_end, top, total, sums
             )
         if ENTRIES != "none":
-            chosen = selected + row * selected_row
-            table = page_table + tl.load(req_of_row + row).to(tl.int64) * table_row
             for start in tl.range(entry_begin, entry_end, BLOCK, num_stages=entry_stages):
                 slot = start + tl.arange(0, BLOCK)
-                entry = tl.load(chosen + slot, mask=slot < entry_end, other=-1)
-                valid = entry >= 0
-                entry = tl.maximum(entry, 0).to(tl.int32)
+                if ALL:
+                    entry, valid = slot, slot < entry_end
+                else:
+                    entry = tl.load(chosen + slot, mask=slot < entry_end, other=-1)
+                    valid = entry >= 0
+                    entry = tl.maximum(entry, 0).to(tl.int32)
                 page = tl.load(table + entry // PER_PAGE, mask=valid, other=0)
                 place = entry % PER_PAGE
                 keys = unpack.load_rows(
@@ -310,6 +337,14 @@ def _attend(
         following = row + tl.num_programs(0)
         if following < num_rows:
             query = _query(q, cos, sin, following, head, is_head, q_row, q_head, WIDTH, PAIRS)
+
+
+@triton.jit
+def _row_offset(index, RING: tl.constexpr, RING_STRIDE: tl.constexpr, ROW_STRIDE: tl.constexpr):
+    """Where window rows with these addresses begin: not evenly, where scales lie behind a ring."""
+    if RING_STRIDE == RING * ROW_STRIDE:
+        return index * ROW_STRIDE
+    return index // RING * RING_STRIDE + index % RING * ROW_STRIDE
 
 
 @triton.jit
@@ -422,7 +457,7 @@ def _merge(
         tl.store(lse + place + tl.arange(0, 1), _log_sum(top, total))
 
 
-_KEY = ("rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "SPLIT")
+_KEY = ("rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "SPLIT", "ALL")
 # By heads. Four warps have no registers for 64 expanded rows.
 _ATTEND = {
     16: tuned([triton.Config({"BLOCK": 32}, num_warps=4)], _KEY, variant="16 heads")(_attend),

@@ -110,8 +110,11 @@ def attend(
     selected_row,
     parts_per_split,
     WINDOW: gl.constexpr,
-    WINDOW_STRIDE: gl.constexpr,
-    WINDOW_SCALES: gl.constexpr,
+    RING: gl.constexpr,
+    RING_STRIDE: gl.constexpr,
+    ROW_STRIDE: gl.constexpr,
+    RING_SCALES: gl.constexpr,
+    ROW_SCALES: gl.constexpr,
     ENTRIES: gl.constexpr,
     PER_PAGE: gl.constexpr,
     PAGE_STRIDE: gl.constexpr,
@@ -150,8 +153,8 @@ def attend(
         selected_row,
         gl.minimum((first + parts_per_split - window_blocks) * BLOCK, num_selected),
     )
-    # Each row of a window is a page.
-    WINDOW_LAYOUT: gl.constexpr = layout(WINDOW, 1, WINDOW_STRIDE, 0, WINDOW_SCALES, 0)
+    # Each row of a window is a page: rows of these records follow one another through all rings.
+    WINDOW_LAYOUT: gl.constexpr = layout(WINDOW, 1, ROW_STRIDE, 0, ROW_SCALES, 0)
     LAYOUT: gl.constexpr = layout(
         ENTRIES, PER_PAGE, PAGE_STRIDE, ENTRY_STRIDE, PAGE_SCALES, ENTRY_SCALES
     )

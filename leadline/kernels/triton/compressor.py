@@ -11,16 +11,19 @@ from leadline.kernels import unfused
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
+from leadline.kernels.triton.hadamard import hadamard
 from leadline.kernels.triton.launch import await_previous, overlapped
 from leadline.kernels.triton.pack import (
     block_width,
     field_arguments,
     load_angles,
+    packs,
     rotate_pairs,
     store_blocks,
 )
 
 _FEW_ROWS = 1024  # below, a program's latency counts; above, how many run at a time
+_COPIED = 2048  # values that a warp copies at a time
 
 
 def store_entries(
@@ -47,13 +50,16 @@ def store_entries(
 ) -> Tensor:
     """A program for every ``ratio`` packed rows, and one for every request with a ring.
 
-    The first kind stores groups whose rows are all of this step. The second closes the group that
-    an earlier step began, and refreshes the ring when it has read it: nothing else touches it.
+    The first kind stores the entry whose rows are all of this step: of so many rows, one at most
+    ends such a group. The second stores those that an earlier step began, and refreshes the ring
+    when it has read it: nothing else touches it. Entries that ``pack`` has no tiles for take
+    separate steps.
     """
-    if ape is not None:
+    rows, width = len(pos), norm.shape[0]
+    if not packs(entries, width):
         return unfused.store_entries(
-            *(projected, norm, cos, sin, pos, req_of_row, q_off, slot, seq_len),
-            *(write_from, page_table, entries, open_groups),
+            *(projected, norm, cos, sin, pos, req_of_row, q_off, slot, seq_len, write_from),
+            *(page_table, entries, open_groups),
             ratio=ratio,
             eps=eps,
             dtype=dtype,
@@ -61,14 +67,16 @@ def store_entries(
             overlaps=overlaps,
             hadamard=hadamard,
         )
-    rows, width = len(pos), norm.shape[0]
     latent = torch.empty(rows, width, dtype=dtype, device=projected.device)
     if not rows:
         return latent
     requests = 0 if open_groups is None else len(slot)
+    # Two rows of an entry are so little that one warp holds them.
+    num_warps = 1 if planned_rows(rows) >= _FEW_ROWS and ratio <= 2 and not overlaps else 4
     _store_entries[(triton.cdiv(rows, ratio) + requests,)](
         projected,
         projected.stride(0),
+        ape,
         norm,
         cos,
         sin,
@@ -86,13 +94,16 @@ def store_entries(
         rows,
         eps,
         RATIO=ratio,
+        HALVES=1 + overlaps,
         RING=0 if open_groups is None else open_groups.shape[1],
         ENTRIES=entries.values.shape[1],
         WIDTH=width,
         HALF=cos.shape[1],
+        HADAMARD=hadamard,
         BLOCK=block_width(entries.record),
         RECORD=entries.record.value,
-        num_warps=4 if planned_rows(rows) < _FEW_ROWS else 1,
+        COPIED=max(1, _COPIED * num_warps // projected.shape[1]),
+        num_warps=num_warps,
         # A fused multiply-add rounds otherwise than the definition: another code at a tie.
         enable_fp_fusion=False,
         **overlapped(),
@@ -104,6 +115,7 @@ def store_entries(
 def _store_entries(
     projected,
     row_stride,
+    ape,
     norm,
     cos,
     sin,
@@ -126,74 +138,98 @@ def _store_entries(
     rows,
     eps,
     RATIO: tl.constexpr,
+    HALVES: tl.constexpr,
     RING: tl.constexpr,
     ENTRIES: tl.constexpr,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,
+    HADAMARD: tl.constexpr,
     BLOCK: tl.constexpr,
     RECORD: tl.constexpr,
+    COPIED: tl.constexpr,
 ):
     """Programs of rows come first, those of requests behind them."""
     await_previous()
+    span: tl.constexpr = RATIO * HALVES  # rows of an entry
     program = tl.program_id(0)
     row_programs = tl.cdiv(rows, RATIO)
-    group = program - row_programs
-    row, end = program * RATIO, tl.minimum(program * RATIO + RATIO, rows)
-    if group >= 0:
-        row = tl.load(q_off + group).to(tl.int32)
-        # The open group closes with one of the first RATIO - 1 rows, or not in this step.
-        end = tl.minimum(tl.load(q_off + group + 1).to(tl.int32), row + RATIO - 1)
-    while row < end:
-        position = tl.load(pos + row)
-        request = group.to(tl.int64)
-        if group < 0:
+    request = (program - row_programs).to(tl.int64)
+    # The first row that closes a group, and where rows end; -1 stands for no row.
+    row, end, position, begin = -1, -1, tl.zeros((), tl.int64), 0
+    ring_of_slot = ring
+    if program < row_programs:
+        turn = tl.arange(0, triton.next_power_of_2(RATIO))
+        some = program * RATIO + turn
+        inside = (turn < RATIO) & (some < rows)
+        positions = tl.load(pos + some, mask=inside, other=0)
+        requests = tl.load(req_of_row + some, mask=inside, other=-1)
+        known = requests >= 0
+        firsts = tl.load(q_off + requests, mask=known, other=0)
+        closes = known & ((positions + 1) % RATIO == 0)
+        closes &= positions >= tl.load(write_from + requests, mask=known, other=0)
+        row = tl.max(tl.where(closes & (some - span + 1 >= firsts), some, -1))
+        if row >= 0:
+            end = row + 1
+            position = tl.load(pos + row)
             request = tl.load(req_of_row + row).to(tl.int64)
-        # All of these are under way together, whatever the position will be.
-        known = request >= 0
-        begin = tl.load(q_off + request, mask=known, other=0)
-        written_from = tl.load(write_from + request, mask=known, other=0)
-        ring_of_slot = ring
+            begin = tl.load(q_off + request).to(tl.int32)
+    else:
+        begin = tl.load(q_off + request).to(tl.int32)
+        behind = tl.load(q_off + request + 1).to(tl.int32)
+        if begin < behind:
+            position = tl.load(pos + begin)
+            until = RATIO - 1 - (position % RATIO).to(tl.int32)
+            row, position = begin + until, position + until
+            end = tl.minimum(behind, begin + span - 1)
+            lowest = tl.load(write_from + request)
+            while (row < end) & (position < lowest):
+                row += RATIO
+                position += RATIO
         if RING > 0:
-            slot_of_row = tl.load(slot + request, mask=known, other=0).to(tl.int64)
-            ring_of_slot += slot_of_row * (RING * 2 * WIDTH)
-        if known & ((position + 1) % RATIO == 0):
-            page_size: tl.constexpr = ENTRIES * RATIO
-            page = tl.load(page_table + request * table_stride + position // page_size)
-            page = page.to(tl.int64)
-            entry = position % page_size // RATIO
-            begins_earlier = row - RATIO + 1 < begin
-            if (begins_earlier == (group >= 0)) & (position >= written_from):
-                _store_entry(
-                    projected,
-                    row_stride,
-                    ring_of_slot,
-                    row.to(tl.int64),
-                    position,
-                    begin,
-                    norm,
-                    cos,
-                    sin,
-                    latent,
-                    values + page * value_page + entry * value_entry,
-                    scales + page * scale_page + entry * scale_entry,
-                    eps,
-                    RATIO,
-                    RING,
-                    WIDTH,
-                    HALF,
-                    BLOCK,
-                    RECORD,
-                )
-        row += 1
-    if (RING > 0) & (group >= 0):
+            ring_of_slot += tl.load(slot + request).to(tl.int64) * (RING * 2 * HALVES * WIDTH)
+    while row < end:
+        page_size: tl.constexpr = ENTRIES * RATIO
+        page = tl.load(page_table + request * table_stride + position // page_size).to(tl.int64)
+        entry = position % page_size // RATIO
+        _store_entry(
+            projected,
+            row_stride,
+            ape,
+            ring_of_slot,
+            row.to(tl.int64),
+            position,
+            begin,
+            norm,
+            cos,
+            sin,
+            latent,
+            values + page * value_page + entry * value_entry,
+            scales + page * scale_page + entry * scale_entry,
+            eps,
+            RATIO,
+            HALVES,
+            RING,
+            WIDTH,
+            HALF,
+            HADAMARD,
+            BLOCK,
+            RECORD,
+        )
+        row += RATIO
+        position += RATIO
+    if (RING > 0) & (program >= row_programs):
         tl.debug_barrier()  # every thread has read its part of the ring
-        _refresh_ring(projected, row_stride, ring, q_off, slot, seq_len, group, RING, 2 * WIDTH)
+        kept: tl.constexpr = 2 * HALVES * WIDTH
+        _refresh_ring(
+            *(projected, row_stride, ring_of_slot, q_off, seq_len, request, RING, kept, COPIED)
+        )
 
 
 @triton.jit
 def _store_entry(
     projected,
     row_stride,
+    ape,
     ring,
     row,
     position,
@@ -206,9 +242,11 @@ def _store_entry(
     scales,
     eps,
     RATIO: tl.constexpr,
+    HALVES: tl.constexpr,
     RING: tl.constexpr,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,
+    HADAMARD: tl.constexpr,
     BLOCK: tl.constexpr,
     RECORD: tl.constexpr,
 ):
@@ -221,28 +259,64 @@ def _store_entry(
     if RING == 0:
         pooled = tl.load(projected + row * row_stride + channel).to(tl.float32)
     else:
-        largest = tl.full(channel.shape, float("-inf"), tl.float32)
-        total = tl.zeros(channel.shape, tl.float32)
-        pooled = tl.zeros(channel.shape, tl.float32)
-        for back in tl.static_range(RATIO):
-            source = projected + (row - back) * row_stride
-            if row - back < begin:
-                source = ring + (position - back) % RING * (2 * WIDTH)
-            gate = tl.load(source + WIDTH + channel)
-            value = tl.load(source + channel)
-            above = tl.maximum(largest, gate)
-            shrink, weight = tl.exp(largest - above), tl.exp(gate - above)
-            total = total * shrink + weight
-            pooled = pooled * shrink + weight * value
-            largest = above
-        pooled /= total
+        pooled = _pool(
+            *(projected, row_stride, ape, ring, row, position, begin, channel),
+            *(RATIO, HALVES, RING, WIDTH),
+        )
 
     pooled = to_bf16(pooled).to(tl.float32)
     factor = tl.rsqrt(tl.sum(pooled * pooled) / WIDTH + eps)
     normed = to_bf16(scale * (pooled * factor))
     tl.store(latent + row * WIDTH + channel, normed)
-    rotated = rotate_pairs(normed.to(tl.float32), rotates, c, s)
-    store_blocks(rotated, values + block * 0, scales + block * 0, block, block >= 0, RECORD)
+    made = rotate_pairs(normed.to(tl.float32), rotates, c, s)
+    if HADAMARD:
+        made = to_bf16(hadamard(made.reshape(1, WIDTH))).to(tl.float32)
+        made = made.reshape(WIDTH // BLOCK, BLOCK)
+    values, scales = values + block * 0, scales + block * 0
+    store_blocks(made, values, scales, block, block >= 0, RECORD, WIDTH - 2 * HALF)
+
+
+@triton.jit
+def _pool(
+    projected,
+    row_stride,
+    ape,
+    ring,
+    row,
+    position,
+    begin,
+    channel,
+    RATIO: tl.constexpr,
+    HALVES: tl.constexpr,
+    RING: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Softmax of each channel over an entry's rows, some of them at a time, newest first."""
+    span: tl.constexpr = RATIO * HALVES
+    some: tl.constexpr = min(triton.next_power_of_2(span), 16)
+    columns: tl.constexpr = HALVES * WIDTH  # of values, with as many gates behind them
+    largest = tl.full(channel.shape, float("-inf"), tl.float32)
+    total = tl.zeros(channel.shape, tl.float32)
+    pooled = tl.zeros(channel.shape, tl.float32)
+    for first in tl.range(0, span, some):
+        back = first + tl.arange(0, some)[:, None, None]
+        there = (back < span) & (position - back >= 0)
+        kept = ring + (position - back) % RING * (2 * columns)
+        source = tl.where(row - back < begin, kept, projected + (row - back) * row_stride)
+        column = channel[None, :, :]
+        if HALVES == 2:  # the group before gives its first half, the own one its second
+            column += tl.where(back < RATIO, WIDTH, 0)
+        gate = tl.load(source + columns + column, mask=there, other=-float("inf"))
+        value = tl.load(source + column, mask=there, other=0.0)
+        if ape is not None:
+            of_row = ape + (RATIO - 1 - back % RATIO) * columns
+            gate += tl.load(of_row + column, mask=there, other=0.0)
+        above = tl.maximum(largest, tl.max(gate, 0))
+        shrink, weight = tl.exp(largest - above), tl.exp(gate - above[None, :, :])
+        total = total * shrink + tl.sum(weight, 0)
+        pooled = pooled * shrink + tl.sum(weight * value, 0)
+        largest = above
+    return pooled / total
 
 
 @triton.jit
@@ -251,22 +325,23 @@ def _refresh_ring(
     row_stride,
     ring,
     q_off,
-    slot,
     seq_len,
-    group,
+    request,
     RING: tl.constexpr,
     WIDTH: tl.constexpr,
+    COPIED: tl.constexpr,
 ):
-    """Keep the newest rows of a request, each at its position modulo the ring."""
-    end = tl.load(q_off + group + 1)
-    row = tl.maximum(tl.load(q_off + group), end - RING)
-    length = tl.load(seq_len + group)
-    kept = ring + tl.load(slot + group).to(tl.int64) * (RING * WIDTH)
-    channel = tl.arange(0, WIDTH)
+    """Keep the newest rows of a request, each at its position modulo the ring, some at a time."""
+    end = tl.load(q_off + request + 1)
+    length = tl.load(seq_len + request)
+    channel = tl.arange(0, WIDTH)[None, :]
+    row = tl.maximum(tl.load(q_off + request), end - RING)
     while row < end:
-        value = tl.load(projected + row * row_stride + channel)
-        tl.store(kept + (length - (end - row)) % RING * WIDTH + channel, value)
-        row += 1
+        some = row + tl.arange(0, triton.next_power_of_2(COPIED))[:, None]
+        value = tl.load(projected + some * row_stride + channel, mask=some < end, other=0.0)
+        place = (length - (end - some)) % RING
+        tl.store(ring + place * WIDTH + channel, value, mask=some < end)
+        row += COPIED
 
 
 def store_index_keys(
@@ -392,6 +467,7 @@ def _store_index_keys(
         block,
         _for_blocks(closes, blocks),
         RECORD,
+        KEY - 2 * HALF,
     )
 
 

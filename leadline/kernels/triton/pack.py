@@ -16,7 +16,13 @@ from leadline.kernels.triton import formats
 
 def block_width(record: Record) -> int:
     """Channels of a tile's block: those that share a scale in this record, 32 where none do."""
-    return 16 if record is Record.FP4_16 else 32
+    return {Record.FP4_16: 16, Record.FP8_64: 64}.get(record, 32)
+
+
+def packs(field: RecordField, width: int) -> bool:
+    """Whether rows of so many channels are tiles: a power of two, and blocks rotary or not."""
+    whole = width == triton.next_power_of_2(width) and width >= block_width(field.record)
+    return whole and field.rotary % 64 == 0
 
 
 def field_arguments(field: RecordField) -> tuple[object, ...]:
@@ -56,7 +62,7 @@ def rotate_pairs(x, rotates, c, s):
 
 
 @triton.jit
-def store_blocks(x, values, scales, block, mask, RECORD: tl.constexpr):
+def store_blocks(x, values, scales, block, mask, RECORD: tl.constexpr, STILL: tl.constexpr):
     """Pack a tile and store it.
 
     Args:
@@ -66,6 +72,7 @@ def store_blocks(x, values, scales, block, mask, RECORD: tl.constexpr):
         block: ``[blocks]`` place of each block in its row.
         mask: ``[blocks]`` which are stored.
         RECORD: value of a ``Record``.
+        STILL: channels of a row in front of those that rotate.
     """
     BLOCKS: tl.constexpr = x.shape[0]
     WIDTH: tl.constexpr = x.shape[1]
@@ -83,10 +90,18 @@ def store_blocks(x, values, scales, block, mask, RECORD: tl.constexpr):
         tl.store(scales + block, scale, mask=mask)
     else:
         at = values[:, None] + block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        if RECORD == "fp8_32":
+        if RECORD == "fp8_32" or RECORD == "fp8_64":
             scale = formats.fp8_scale(formats.absmax(x, 1)).to(tl.uint8)
             codes = formats.encode_e4m3(x * formats.reciprocal_of_scale(scale)[:, None])
+            if RECORD == "fp8_64":  # two bytes for each channel that rotates, and no scale
+                still = block * WIDTH < STILL
+                moved = at + (block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :] - STILL)
+                moved = moved.to(tl.pointer_type(tl.bfloat16), bitcast=True)
+                tl.store(moved, formats.to_bf16(x), mask=(mask & ~still)[:, None])
+                tl.store(scales + block, tl.where(still, scale, 0), mask=mask)
+                mask &= still
+            else:
+                tl.store(scales + block, scale, mask=mask)
             tl.store(at, codes, mask=mask[:, None])
-            tl.store(scales + block, scale, mask=mask)
         else:
             tl.store(at, formats.cast(x, values.dtype.element_ty), mask=mask[:, None])

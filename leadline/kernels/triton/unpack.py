@@ -21,7 +21,13 @@ from leadline.kernels.triton.launch import NATIVE_CASTS
 UNIT = tl.constexpr(2.0**-16)
 """What a row's values are multiplied with."""
 
-_WORDS = {Record.FP4_16: torch.int32, Record.FP8_32: torch.int16}
+_WORDS = {Record.FP4_16: torch.int32, Record.FP8_32: torch.int16, Record.FP8_64: torch.int16}
+_ROTARY = tl.constexpr(64)  # channels of an FP8_64 row that are bf16: those of a block
+
+
+def expands(field: RecordField, width: int) -> bool:
+    """Whether rows of so many channels, of one of the records for keys, can be tiles."""
+    return width == triton.next_power_of_2(width) and field.rotary in (0, _ROTARY.value)
 
 
 def words(field: RecordField, word: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -59,14 +65,31 @@ def load_rows(values, scales, valid, RECORD: tl.constexpr, WIDTH: tl.constexpr):
     elif RECORD == "fp8_32":
         packed = tl.load(values[:, None] + tl.arange(0, WIDTH // 2), mask=inside, other=0)
         exponents = tl.load(scales[:, None] + tl.arange(0, WIDTH // 32), mask=inside, other=0)
-        even = (packed << 8) & -0x8000 | (packed << 4) & 0x07F0
-        odd = packed & -0x8000 | (packed >> 4) & 0x07F0
-        bits = tl.reshape(tl.join(even, odd), [n, WIDTH // 32, 32])
+        bits = tl.reshape(_spread_e4m3(packed), [n, WIDTH // 32, 32])
         rows = _times(bits, _power_of_two(exponents)[:, :, None])
+    elif RECORD == "fp8_64":
+        # Codes for all channels: the last block reads bytes of bf16, of no meaning as codes.
+        packed = tl.load(values[:, None] + tl.arange(0, WIDTH // 2), mask=inside, other=0)
+        exponents = tl.load(scales[:, None] + tl.arange(0, WIDTH // 64), mask=inside, other=0)
+        turned = values[:, None] + ((WIDTH - _ROTARY) // 2 + tl.arange(0, _ROTARY))
+        turned = _times(
+            tl.load(turned, mask=inside, other=0), to_bf16(tl.full([1, 1], UNIT, tl.float32))
+        )
+        bits = tl.reshape(_spread_e4m3(packed), [n, WIDTH // 64, 64])
+        rows = _times(bits, _power_of_two(exponents)[:, :, None])
+        is_last = tl.arange(0, WIDTH // 64) == WIDTH // 64 - 1
+        rows = tl.where(is_last[None, :, None], turned[:, None, :], rows)
     else:
         rows = tl.load(values[:, None] + tl.arange(0, WIDTH), mask=inside, other=0.0)
         rows = to_bf16(rows.to(tl.float32) * UNIT)
     return tl.reshape(rows, [n, WIDTH])
+
+
+@triton.jit
+def _spread_e4m3(packed):
+    """Words ``[n, w]`` of two E4M3 each -> bits ``[n, w, 2]`` of bf16, in their order."""
+    even = (packed << 8) & -0x8000 | (packed << 4) & 0x07F0
+    return tl.join(even, packed & -0x8000 | (packed >> 4) & 0x07F0)
 
 
 @triton.jit

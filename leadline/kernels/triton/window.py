@@ -7,15 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leadline.kernels import unfused
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
-from leadline.kernels.triton.norm import norm_row
+from leadline.kernels.triton.norm import norm_row, rms_norm
 from leadline.kernels.triton.pack import (
     block_width,
     field_arguments,
     load_angles,
+    packs,
     rotate_pairs,
     store_blocks,
 )
@@ -32,7 +34,10 @@ def norm_rotate_store(
     *,
     eps: float,
 ) -> None:
-    """One program a row, whose width is a power of two."""
+    """One program a row; rows that ``pack`` has no tiles for take the definition's steps."""
+    if not packs(field, weight.shape[0]):
+        unfused.norm_rotate_store(x, weight, cos, sin, field, outer, inner, eps=eps)
+        return
     _launch(x, weight, cos, sin, field, outer, inner, eps=eps)
 
 
@@ -48,7 +53,11 @@ def norm_query_store_window(
     *,
     eps: float,
 ) -> Tensor:
-    """Two programs a row; the window's width is a power of two."""
+    """Two programs a row, where one stores its record."""
+    if not packs(window, weight.shape[0]):
+        rank = query_weight.shape[0]
+        norm_rotate_store(down[:, rank:], weight, cos, sin, window, outer, inner, eps=eps)
+        return rms_norm(down[:, :rank], query_weight, eps=eps)
     query = down.new_empty(down.shape[0], query_weight.shape[0])
     _launch(down, weight, cos, sin, window, outer, inner, query_weight, query, eps=eps)
     return query
@@ -148,7 +157,8 @@ def _norm_rotate_store(
         values += place * value_outer + entry * value_inner
         scales += place * scale_outer + entry * scale_inner
         stored = (block >= 0) & (place >= 0)
-        store_blocks(tile, values + block * 0, scales + block * 0, block, stored, RECORD)
+        values, scales = values + block * 0, scales + block * 0
+        store_blocks(tile, values, scales, block, stored, RECORD, WIDTH - 2 * HALF)
 
 
 def plan_window(

@@ -12,9 +12,17 @@ from leadline.models.common.rotary import Rotary
 
 
 class Backbone:
-    """Embedding, final norm, vocabulary head, and the cache that blocks work on."""
+    """Embedding, final norm, vocabulary head, and the cache that blocks work on.
+
+    Attributes:
+        wide: dtype of sums.
+        num_history: ids before a group's first row that ``ForwardBatch.hist`` must hold.
+    """
+
+    num_history = 0
 
     def __init__(self, config: AnyConfig, params: Parameters) -> None:
+        self.wide = params.wide
         self.rotary = Rotary(config, params.device)
         self.embed = params.embedding("embed.weight")
         self.norm = params.tensor("norm.weight")

@@ -172,8 +172,8 @@ class DeepseekV41(Backbone):
         """
         super().__init__(config, params)
         self.config = config
+        self.num_history = config.engram_max_ngram_size - 1
         device = params.device
-        self.wide = params.wide
         # Two, or coefficients would hold up selections and shared experts, which layers wait for.
         mixing, beside = (
             SideStream(device, enabled=side_streams, max_rows=FEW_ROWS) for _ in range(2)

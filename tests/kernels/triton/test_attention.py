@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from leadline.cache.pool import make_field as pool_field
 from leadline.core.errors import ConfigError
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
@@ -60,14 +62,15 @@ class Case:
     req_of_row: Tensor
     selected: Tensor | None
     sink: Tensor
+    visible: Tensor | None = None
 
     def run(
         self,
         function: Callable[..., Tensor] = attention.sparse_attention,
         **outputs: object,
     ) -> Tensor:
-        arguments = [getattr(self, item.name) for item in dataclasses.fields(self)]
-        return function(*arguments, exact_rounding=False, **outputs)
+        *arguments, visible = (getattr(self, item.name) for item in dataclasses.fields(self))
+        return function(*arguments, exact_rounding=False, visible=visible, **outputs)
 
     def replace(self, **changes: object) -> Case:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
@@ -96,7 +99,12 @@ def error(actual: Tensor, wanted: Tensor) -> float:
 
 
 def make_field(record: Record, outer: int, inner: int, device: torch.device) -> RecordField:
-    """Rows as the pool stores them: values and scales beside each other."""
+    """Rows as the pool stores them."""
+    if record is Record.FP8_64:
+        field = pool_field(record, outer, inner, WIDTH, device, rotary=64)
+        rows = torch.randn(outer, inner, WIDTH, device=device)
+        field.values[:], field.scales[:] = pack_rows(rows, record, 64)  # type: ignore[index]
+        return field
     values, scales = pack_rows(torch.randn(outer, inner, WIDTH, device=device), record)
     if scales is None:
         return RecordField(record, values, None)
@@ -140,6 +148,64 @@ def make_case(
 def test_equals_its_definition(device: torch.device, programs: None, record: Record) -> None:
     window = Record.BFLOAT16 if record is Record.BFLOAT16 else Record.FP8_32
     make_case(device, window=window, kv=record).check()
+
+
+@pytest.fixture
+def v4_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that have channels in front of 64 that rotate."""
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 128 if WIDTH < 128 else WIDTH)
+    monkeypatch.setattr(sys.modules[__name__], "ROPE", 64)
+
+
+@pytest.mark.usefixtures("v4_width")
+@pytest.mark.parametrize("kv", [Record.FP8_64, None], ids=str)
+def test_rows_with_rotary_channels(device: torch.device, programs: None, kv: Record | None) -> None:
+    make_case(device, window=Record.FP8_64, kv=kv).check()
+
+
+def all_visible(case: Case, counts: list[int]) -> Case:
+    """The rows see so many of their first entries."""
+    return case.replace(selected=None, visible=torch.tensor(counts, device=case.q.device))
+
+
+@pytest.mark.usefixtures("v4_width")
+@pytest.mark.parametrize("per_page", [2, 32])
+def test_all_visible_entries(device: torch.device, programs: None, per_page: int) -> None:
+    """None, some, and all that the table has room for."""
+    case = make_case(device, window=Record.FP8_64, kv=Record.FP8_64, per_page=per_page)
+    all_visible(case, [0, per_page + 1, 3 * per_page]).check()
+
+
+@whole
+def test_visible_entries_are_those_of_a_full_list(device: torch.device, programs: None) -> None:
+    case = make_case(device)
+    listed = torch.arange(96, device=device).expand(3, -1)
+    seen = torch.tensor([[5], [96], [33]], device=device)
+    listed = torch.where(listed < seen, listed, -1)
+    actual = all_visible(case, seen.flatten().tolist()).check()
+    assert torch.equal(actual, case.replace(selected=listed).run())
+
+
+@whole
+def test_a_padded_row_sees_nothing(device: torch.device, programs: None) -> None:
+    case = all_visible(make_case(device), [3, 90, 40])
+    wanted = case.run()
+    case.req_of_row[1], case.window_index[1] = -1, -1
+    actual = case.run()
+    assert not actual[1].any()
+    assert torch.equal(actual[[0, 2]], wanted[[0, 2]])
+
+
+@whole
+def test_rows_of_other_widths_take_the_reference(device: torch.device, programs: None) -> None:
+    case = make_case(device, rows=2, window=Record.BFLOAT16, kv=Record.BFLOAT16)
+    assert case.kv is not None
+    narrow = case.replace(
+        q=case.q[..., :48],
+        window=dataclasses.replace(case.window, values=case.window.values[..., :48]),
+        kv=dataclasses.replace(case.kv, values=case.kv.values[..., :48]),
+    )
+    assert torch.equal(narrow.run(), narrow.run(reference.sparse_attention))
 
 
 @pytest.mark.parametrize("heads", [5, 20, 65])

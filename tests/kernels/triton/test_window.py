@@ -25,15 +25,16 @@ PACKED = [Record.FP8_32, Record.FP4_16, Record.FP4_32]
 
 def make_field(record: Record, width: int, device: torch.device) -> RecordField:
     """Values and scales in the same bytes, with a gap behind every page."""
-    sizes = record.value_bytes(width), record.scale_bytes(width)
+    rotary = 64 if record is Record.FP8_64 else 0
+    sizes = record.value_bytes(width, rotary), record.scale_bytes(width, rotary)
     page = torch.full((OUTER, INNER * sum(sizes) + 64), POISON, dtype=torch.uint8, device=device)
     if record is Record.BFLOAT16:
         values = page[:, : INNER * sizes[0]].unflatten(1, (INNER, -1)).view(torch.bfloat16)
         return RecordField(record, values, None)
-    if record is Record.FP4_32:  # all values of a page, then all scales
+    if record.scales_last:
         values, scales = page[:, : INNER * sum(sizes)].split([INNER * n for n in sizes], dim=1)
         return RecordField(
-            record, values.unflatten(1, (INNER, -1)), scales.unflatten(1, (INNER, -1))
+            record, values.unflatten(1, (INNER, -1)), scales.unflatten(1, (INNER, -1)), rotary
         )
     rows = page[:, : INNER * sum(sizes)].unflatten(1, (INNER, -1))
     return RecordField(record, *rows.split(list(sizes), dim=-1))
@@ -42,7 +43,9 @@ def make_field(record: Record, width: int, device: torch.device) -> RecordField:
 class Rows:
     """Rows for a cache: one all zero, one tiny, some nowhere to go."""
 
-    def __init__(self, rows: int, width: int, device: torch.device, *, rank: int = 0) -> None:
+    def __init__(
+        self, rows: int, width: int, device: torch.device, *, rank: int = 0, rotary: int = 0
+    ) -> None:
         self.down = torch.randn(rows, rank + width, device=device).bfloat16()
         self.down[1:2] = 0
         self.query_weight = torch.rand(rank, device=device) + 0.5
@@ -50,7 +53,7 @@ class Rows:
         positions = torch.randint(0, 2**20, (rows,))
         positions[:1], positions[-1:] = 2**20 - 1, 0
         self.cos, self.sin = rope_angles(
-            positions.to(device), rope_frequencies(width // 4, 1e4).to(device)
+            positions.to(device), rope_frequencies(rotary or width // 4, 1e4).to(device)
         )
         place = torch.randperm(OUTER * INNER, device=device)[:rows]
         self.outer, self.inner = place // INNER, place % INNER
@@ -96,8 +99,26 @@ def test_records_are_what_the_quantiser_makes_of_the_very_row(
     wanted = make_field(record, width, device)
     stored = given.outer >= 0
     places = given.outer[stored], given.inner[stored]
-    ops.store_rows(wanted, *places, *ops.pack_rows(own[places], record))
+    ops.store_rows(wanted, *places, *ops.pack_rows(own[places], record, wanted.rotary))
     assert same_bytes(actual, wanted)
+
+
+def test_rotary_channels_are_bf16_in_the_same_bytes(device: torch.device) -> None:
+    """Of 512, 64 rotate; the scales end with a byte of zero."""
+    given = Rows(7, 512, device, rotary=64)
+    actual = given.store(make_field(Record.FP8_64, 512, device))
+    own = given.store(make_field(Record.BFLOAT16, 512, device)).values
+    wanted = make_field(Record.FP8_64, 512, device)
+    stored = given.outer >= 0
+    places = given.outer[stored], given.inner[stored]
+    ops.store_rows(wanted, *places, *ops.pack_rows(own[places], Record.FP8_64, 64))
+    assert same_bytes(actual, wanted)
+
+
+def test_rows_of_other_widths_take_the_definition(device: torch.device) -> None:
+    given = Rows(5, 80, device, rank=96, rotary=16)
+    fields = [pool_field(Record.FP8_64, OUTER, INNER, 80, device, 16) for _ in range(2)]
+    assert same_bytes(given.store(fields[0]), given.store(fields[1], ops))
 
 
 @pytest.mark.parametrize("record", PACKED)
