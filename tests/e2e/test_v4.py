@@ -84,7 +84,7 @@ def test_openais_client_gets_a_forced_call(server: Served, stream: bool) -> None
         else:
             [answer] = client.chat.completions.create(**asked).choices
     assert answer.finish_reason == "tool_calls"
-    assert answer.message.content is None
+    assert not answer.message.content
     [call] = answer.message.tool_calls or []
     assert call.function.name == "get_weather"
     check_arguments(json.loads(call.function.arguments))
