@@ -49,8 +49,8 @@ def store_entries(
         width = norm.shape[0]
         pooled = np.zeros((len(pos), width), np.float32)
         biases = np.zeros((ratio, width << overlaps), np.float32) if ape is None else ape
-        rows = (projected, biases, pos, req_of_row, q_off, slot, seq_len, write_from)
-        _pool(*rows, open_groups.numpy(), overlaps, pooled)
+        place = (pos, req_of_row, q_off, slot, seq_len, write_from)
+        _pool(projected, biases, *place, open_groups.numpy(), overlaps, pooled)
     rows = (norm, cos, sin, pos, req_of_row, write_from, page_table, entries)
     return _norm_and_store(pooled, *rows, ratio, eps, hadamard=hadamard)
 

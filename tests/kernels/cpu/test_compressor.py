@@ -29,9 +29,9 @@ class Step:
     pages: Tensor
 
     @property
-    def place(self) -> tuple[Tensor, ...]:
-        """What ``store_entries`` is told of it."""
-        return (*self.rows, self.q_off, self.slot, self.seq_len, self.write_from, self.pages)
+    def place(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What ``store_entries`` is told of it behind ``rows``."""
+        return self.q_off, self.slot, self.seq_len, self.write_from, self.pages
 
     @property
     def rows(self) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,9 @@ def stored(kernels: Kernels, record: Record, key_record: Record, ratio: int) -> 
     projected = 2 * torch.randn(m, WIDTH if ratio == 1 else 2 * WIDTH)
     with kernels.active():
         latent = ops.store_entries(
-            *(projected, torch.rand(WIDTH) + 0.5, *angles, *step.place, entries, rings),
+            *(projected, torch.rand(WIDTH) + 0.5, *angles, *step.rows, *step.place),
+            entries,
+            rings,
             ratio=ratio,
             eps=EPS,
             dtype=torch.float32,
@@ -123,7 +125,7 @@ def pooled(kernels: Kernels, record: Record, ratio: int, overlaps: bool) -> list
         latent = ops.store_entries(
             wide[:, halves * width :],
             torch.rand(width) + 0.5,
-            *(*step.angles(ratio), *step.place, field, rings),
+            *(*step.angles(ratio), *step.rows, *step.place, field, rings),
             ratio=ratio,
             eps=EPS,
             dtype=torch.float32,
