@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from tokenizers import Tokenizer
@@ -13,9 +14,13 @@ from torch import Tensor
 
 from leadline.cache.layout import cache_layout
 from leadline.cache.pool import CachePool
+from leadline.config.families import AnyConfig
+from leadline.config.keys import read_json
 from leadline.config.model import ModelConfig, load_model_config
+from leadline.config.v4 import V4Config, parse_v4_config
 from leadline.models.batch import ForwardBatch, forward
 from leadline.models.common.parameters import Parameters
+from leadline.models.deepseek_v4.model import DeepseekV4
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
@@ -24,6 +29,9 @@ from leadline.weights.engram_tables import TableMemory
 from leadline.weights.load import CheckpointSource, DummySource
 
 STEP_ROWS = 2048  # the most that any test feeds at once
+
+C = TypeVar("C", bound=AnyConfig)
+M = TypeVar("M", bound=DeepseekV41 | DeepseekV4)
 
 
 @dataclass
@@ -40,15 +48,22 @@ class Sequence:
 
 
 @dataclass
-class Stepper:
+class AnyStepper(Generic[C, M]):
     """A model with its cache; hands out slots and pages and never takes them back."""
 
-    config: ModelConfig
-    model: DeepseekV41
+    config: C
+    model: M
     pool: CachePool
     device: torch.device
     next_page: int = 1
     sequences: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_history(self) -> int:
+        """Ids before a group's first row that the model reads."""
+        if isinstance(self.config, ModelConfig):
+            return self.config.engram_max_ngram_size - 1
+        return 0
 
     def start(self, tokens: list[int], *, max_len: int | None = None) -> Sequence:
         count = math.ceil((max_len or len(tokens) + 64) / self.pool.layout.page_size)
@@ -62,7 +77,7 @@ class Stepper:
 
     def batch(self, parts: list[tuple[Sequence, int]]) -> ForwardBatch:
         """The next n tokens of each sequence; every row runs the upper half and is sampled."""
-        history = self.config.engram_max_ngram_size - 1
+        history = self.num_history
         starts = [sequence.fed for sequence, _ in parts]
         counts = torch.tensor([n for _, n in parts])
         m = int(counts.sum())
@@ -88,7 +103,7 @@ class Stepper:
                 [s.pages + [0] * (width - len(s.pages)) for s, _ in parts], dtype=torch.int32
             ),
             "hist": torch.tensor(
-                [([-1] * history + s.tokens[: s.fed])[-history:] for s, _ in parts],
+                [([-1] * history + s.tokens[: s.fed])[s.fed :] for s, _ in parts],
                 dtype=torch.int32,
             ),
             "rows_upper": torch.arange(m),
@@ -118,6 +133,10 @@ class Stepper:
         while left := len(sequence.tokens) - sequence.fed:
             rows.append(self.step([(sequence, min(chunk or left, left))])[0])
         return torch.cat(rows)
+
+
+Stepper = AnyStepper[ModelConfig, DeepseekV41]
+V4Stepper = AnyStepper[V4Config, DeepseekV4]
 
 
 def trimmed(batch: ForwardBatch, rows: Tensor) -> ForwardBatch:
@@ -179,14 +198,51 @@ def make_stepper(
         engram_prefetch=engram_prefetch,
     )
     source.finish()
-    layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size)
+    return _bound(config, model, params, kv_cache_dtype, block_size, num_pages, num_slots)
+
+
+def make_v4_stepper(
+    folder: Path | V4Config,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_cache_dtype: str = "auto",
+    block_size: int = 256,
+    exact_rounding: bool = True,
+    num_pages: int = 64,
+    num_slots: int = 16,
+    device: str = "cpu",
+    packed: bool = False,
+    side_streams: bool = True,
+) -> V4Stepper:
+    """The same for V4."""
+    source: CheckpointSource | DummySource
+    if isinstance(folder, V4Config):
+        config, source = folder, DummySource(folder)
+    else:
+        config = parse_v4_config(read_json(folder / "config.json"))
+        source = CheckpointSource(Checkpoint(folder), config, show_progress=False)
+    params = Parameters(source, dtype, torch.device(device), Placement(), packed=packed)
+    model = DeepseekV4(config, params, exact_rounding=exact_rounding, side_streams=side_streams)
+    source.finish()
+    return _bound(config, model, params, kv_cache_dtype, block_size, num_pages, num_slots)
+
+
+def _bound(
+    config: C,
+    model: M,
+    params: Parameters,
+    kv_cache_dtype: str,
+    block_size: int,
+    num_pages: int,
+    num_slots: int,
+) -> AnyStepper[C, M]:
     pool = CachePool(
-        layout,
+        cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size),
         num_pages=num_pages,
         num_slots=num_slots,
         step_rows=STEP_ROWS,
         wide=params.wide,
-        device=device,
+        device=params.device,
     )
     model.bind_cache(pool)
-    return Stepper(config, model, pool, torch.device(device))
+    return AnyStepper(config, model, pool, params.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,14 @@ on_every_device = pytest.mark.parametrize(
 )
 
 
-def make(golden: Path, rows: int, device: str) -> LLM:
+# Of each folder: what a case without quantisers is called.
+CASES = {"v41-tiny": "p{}.noquant", "v4-tiny": "p{}"}
+of_every_model = pytest.mark.parametrize("model", CASES)
+
+
+def make(golden: Path, model: str, rows: int, device: str) -> LLM:
     return LLM(
-        golden / "v41-tiny",
+        golden / model,
         device=device,
         dtype="float32",
         kv_cache_dtype="float32",
@@ -33,52 +39,58 @@ def make(golden: Path, rows: int, device: str) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def cases(golden: Path) -> dict[str, Tensor]:
-    return load_file(golden / "v41-tiny" / "cases.safetensors")
+def vectors(golden: Path) -> dict[str, dict[str, Tensor]]:
+    return {model: load_file(golden / model / "cases.safetensors") for model in CASES}
 
 
 @on_every_device
+@of_every_model
 @pytest.mark.parametrize("rows", [7, 64, 256, 8192])
 def test_prompt_logits_are_within_2e_4_for_any_chunk(
-    golden: Path, cases: dict[str, Tensor], rows: int, device: str
+    golden: Path, vectors: dict[str, dict[str, Tensor]], model: str, rows: int, device: str
 ) -> None:
-    llm = make(golden, rows, device)
+    llm, cases = make(golden, model, rows, device), vectors[model]
     for length in LENGTHS if rows > 7 else LENGTHS[:4]:
         logits = llm.prompt_logits(cases[f"p{length}.input_ids"].tolist())
         assert logits.dtype == torch.float32
         assert logits.shape == (length, 512)
-        want = cases[f"p{length}.noquant.prompt_logits"]
+        want = cases[f"{CASES[model].format(length)}.prompt_logits"]
         torch.testing.assert_close(logits[-len(want) :], want, rtol=0, atol=2e-4)
 
 
 @on_every_device
+@of_every_model
 @pytest.mark.parametrize("rows", [16, 64, 8192])
 def test_eight_requests_together_draw_every_greedy_token(
-    golden: Path, cases: dict[str, Tensor], rows: int, device: str
+    golden: Path, vectors: dict[str, dict[str, Tensor]], model: str, rows: int, device: str
 ) -> None:
-    """Short ones decode while long ones are still in prefill."""
-    llm = make(golden, rows, device)
+    """Short ones decode while long ones are still in prefill; then all of them are hits."""
+    llm, cases = make(golden, model, rows, device), vectors[model]
     lengths = [700, 1, 120, 7, 300, 130, 120, 7]
     prompts = [cases[f"p{length}.input_ids"].tolist() for length in lengths]
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    for length, output in zip(lengths, outputs, strict=True):
-        [answer] = output.outputs
-        assert answer.token_ids == cases[f"p{length}.noquant.greedy_ids"].tolist()
+    outputs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
+    assert outputs[1][0].num_cached_tokens == 512
+    for length, output in zip(lengths * 2, chain(*outputs), strict=True):
+        [answer], case = output.outputs, CASES[model].format(length)
+        assert answer.token_ids == cases[f"{case}.greedy_ids"].tolist()
         assert answer.logprobs is not None
-        rows_ = cases[f"p{length}.noquant.greedy_logits"].log_softmax(-1)
+        rows_ = cases[f"{case}.greedy_logits"].log_softmax(-1)
         for row, token, entry in zip(rows_, answer.token_ids, answer.logprobs, strict=True):
             assert entry[token].logprob == pytest.approx(float(row[token]), abs=4e-4)
 
 
-def test_small_pages_change_nothing(golden: Path, cases: dict[str, Tensor]) -> None:
-    llm = LLM(
-        golden / "v41-tiny",
-        device="cpu",
-        kv_cache_dtype="float32",
-        block_size=16,
-        kv_cache_memory_bytes=2**26,
-        skip_tokenizer_init=True,
+def test_small_pages_change_nothing(golden: Path, vectors: dict[str, dict[str, Tensor]]) -> None:
+    llm, cases = (
+        LLM(
+            golden / "v41-tiny",
+            device="cpu",
+            kv_cache_dtype="float32",
+            block_size=16,
+            kv_cache_memory_bytes=2**26,
+            skip_tokenizer_init=True,
+        ),
+        vectors["v41-tiny"],
     )
     logits = llm.prompt_logits(cases["p300.input_ids"].tolist())
     want = cases["p300.noquant.prompt_logits"]

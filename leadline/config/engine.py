@@ -22,7 +22,8 @@ class CacheConfig:
         enable_prefix_caching: pages of ended requests are found again by their tokens.
         swa_bounded_replay: window KV is not cached but rebuilt from the last rows before a hit,
             and layers above the cut run on the last rows of a prompt only. An approximation by
-            the model's makers; off is exact mode, where hits need snapshots.
+            the model's makers; off is exact mode, where hits need snapshots. None is on, but for
+            DeepSeek-V4, which has exact mode only.
         swa_replay_lower: the same for the lower layers alone; None follows the switch above.
         swa_replay_upper: the same for the layers above the cut alone.
         swa_replay_length: rows that are replayed; None is the model's window.
@@ -38,7 +39,7 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
-    swa_bounded_replay: bool = True
+    swa_bounded_replay: bool | None = None
     swa_replay_lower: bool | None = None
     swa_replay_upper: bool | None = None
     swa_replay_length: int | None = None

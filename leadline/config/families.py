@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leadline.config import v4
+from leadline.config import model, v4
 from leadline.config.keys import as_object, read_json
 from leadline.config.model import (
     ModelConfig,
@@ -20,9 +21,15 @@ from leadline.config.v4 import (
     parse_v4_config,
     v4_config_to_json,
 )
+from leadline.core.errors import NotSupported
 
 AnyConfig = ModelConfig | V4Config
-"""Of a model that is known. Only that of V4.1 can be served: ``load_model_config``."""
+"""Of a model that is known."""
+
+_PARSERS: Mapping[str, Callable[..., AnyConfig]] = {
+    v4.MODEL_TYPE: parse_v4_config,
+    model.MODEL_TYPE: parse_model_config,
+}
 
 
 def load_any_config(path: str | Path) -> AnyConfig:
@@ -45,9 +52,13 @@ def parse_any_config(raw: Any, *, where: str = "config.json") -> AnyConfig:
         ConfigError: one message naming the key.
         NotSupported: another model.
     """
-    if as_object(raw, where=where).get("model_type") == v4.MODEL_TYPE:
-        return parse_v4_config(raw, where=where)
-    return parse_model_config(raw, where=where)
+    model_type = as_object(raw, where=where).get("model_type", model.MODEL_TYPE)
+    if model_type not in _PARSERS:
+        raise NotSupported(
+            f"{where}: model_type is {model_type!r}; this version serves {' and '.join(_PARSERS)}: "
+            f"there is no leadline/models/{model_type}"
+        )
+    return _PARSERS[model_type](raw, where=where)
 
 
 def any_config_to_json(config: AnyConfig) -> dict[str, Any]:

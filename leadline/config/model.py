@@ -18,7 +18,6 @@ from leadline.config.keys import (
     keys_to_json,
     missing_keys,
     read_json,
-    read_object,
 )
 from leadline.config.rules import RopeScaling, check_common, check_targets
 from leadline.core.errors import ConfigError, NotSupported
@@ -183,15 +182,6 @@ def load_model_config(path: str | Path) -> ModelConfig:
     return parse_model_config(read_json(file), where=str(file))
 
 
-def read_model_type(folder: Path) -> str:
-    """Which model a checkpoint folder holds, as its ``config.json`` says.
-
-    Raises:
-        ConfigError: the file is missing or no JSON object.
-    """
-    return str(read_object(folder / "config.json").get("model_type", MODEL_TYPE))
-
-
 def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:
     """Turn the official nested JSON into a ``ModelConfig``.
 
@@ -207,10 +197,7 @@ def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:
     top = as_object(raw, where=where)
     model_type = top.pop("model_type", MODEL_TYPE)
     if model_type != MODEL_TYPE:
-        raise NotSupported(
-            f"{where}: model_type is {model_type!r}; this version serves {MODEL_TYPE!r} only: "
-            f"there is no leadline/models/{model_type}"
-        )
+        raise NotSupported(f"{where}: model_type is {model_type!r}, not {MODEL_TYPE!r}")
     text = top.pop("text_config", None)
     if not isinstance(text, Mapping):
         raise ConfigError(f"{where}: text_config is missing or no object; V4.1 files nest it")

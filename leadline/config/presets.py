@@ -8,7 +8,7 @@ from leadline.config.families import AnyConfig
 from leadline.config.model import ModelConfig, QuantizationConfig, VisionConfig
 from leadline.config.rules import RopeScaling
 from leadline.config.v4_presets import V4_PRESETS
-from leadline.core.errors import ConfigError, NotSupported
+from leadline.core.errors import ConfigError
 
 # The official model: v41-model 1.1 and 1.2.
 V41_FLASH = ModelConfig(
@@ -201,16 +201,11 @@ def any_preset(name: str) -> AnyConfig:
 
 
 def preset(name: str) -> ModelConfig:
-    """The configuration called ``name``, of the model that can be served.
+    """The configuration called ``name``, of V4.1.
 
     Raises:
         ConfigError: there is none of that name.
-        NotSupported: it is of a model that nothing serves yet.
     """
-    config = any_preset(name)
-    if not isinstance(config, ModelConfig):
-        raise NotSupported(
-            f"preset {name!r} is a DeepSeek-V4, which this version cannot serve: there is no "
-            f"leadline/models/deepseek_v4; choose one of {', '.join(V41_PRESETS)}"
-        )
-    return config
+    if name not in V41_PRESETS:
+        raise ConfigError(f"preset is {name!r}; choose one of {', '.join(V41_PRESETS)}")
+    return V41_PRESETS[name]

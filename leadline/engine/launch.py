@@ -16,8 +16,10 @@ from leadline.cache.pool import CachePool
 from leadline.cache.prefix import root_digest
 from leadline.cache.sizing import CacheSize, size_cache
 from leadline.config.engine import EngineConfig
-from leadline.config.model import ModelConfig, load_model_config
-from leadline.config.presets import PRESETS, preset
+from leadline.config.families import AnyConfig, load_any_config
+from leadline.config.model import ModelConfig
+from leadline.config.presets import PRESETS, any_preset
+from leadline.config.v4 import V4Config
 from leadline.core.errors import CheckpointError, ConfigError
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
@@ -48,6 +50,7 @@ from leadline.kernels.debug import switch
 from leadline.kernels.records import Record
 from leadline.kernels.registry import Kernels, choose
 from leadline.models.common.parameters import Parameters
+from leadline.models.deepseek_v4.model import DeepseekV4
 from leadline.models.deepseek_v41.engram import compressed_token_map
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
@@ -58,6 +61,9 @@ if TYPE_CHECKING:
     from leadline.engine.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
+
+AnyModel = DeepseekV41 | DeepseekV4
+"""That can be served."""
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
@@ -105,7 +111,7 @@ class LoadedModel:
         tokenizer_file: None where the model has none.
     """
 
-    model: DeepseekV41
+    model: AnyModel
     kernels: Kernels
     device: torch.device
     dtype: torch.dtype
@@ -142,16 +148,23 @@ def load_model(config: EngineConfig) -> LoadedModel:
         arrange_experts=kernels.arrange_experts,
         batch_invariant=config.batch_invariant,
     )
-    model = DeepseekV41(
+    model = _make_model(config, weights, params)
+    weights.source.finish()
+    return LoadedModel(model, kernels, device, dtype, params.wide, weights.tokenizer_file)
+
+
+def _make_model(config: EngineConfig, weights: _Weights, params: Parameters) -> AnyModel:
+    rounding, streams = config.exact_rounding, config.side_streams
+    if isinstance(weights.config, V4Config):
+        return DeepseekV4(weights.config, params, exact_rounding=rounding, side_streams=streams)
+    return DeepseekV41(
         weights.config,
         params,
         token_map=weights.token_map,
-        exact_rounding=config.exact_rounding,
-        side_streams=config.side_streams,
+        exact_rounding=rounding,
+        side_streams=streams,
         engram_prefetch=config.engram_prefetch,
     )
-    weights.source.finish()
-    return LoadedModel(model, kernels, device, dtype, params.wide, weights.tokenizer_file)
 
 
 @preparation.logged()
@@ -194,7 +207,7 @@ def engine_around(
         )
     obstacle = obstacle_to_graphs(config, device, kernels, layout) or model.obstacle_to_graphs
     graph_mode = resolve_graph_mode(config.cuda_graphs, obstacle)
-    builder = BatchBuilder(num_history=model_config.engram_max_ngram_size - 1, device=device)
+    builder = BatchBuilder(num_history=model.num_history, device=device)
     limits = GraphLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -273,7 +286,7 @@ def engine_around(
 
 
 def _capture_graphs(
-    model: DeepseekV41,
+    model: AnyModel,
     kernels: Kernels,
     builder: BatchBuilder,
     limits: GraphLimits,
@@ -301,7 +314,7 @@ class _Weights:
         token_map: Engram classes of token ids, where the model needs them.
     """
 
-    config: ModelConfig
+    config: AnyConfig
     source: CheckpointSource | DummySource
     tokenizer_file: Path | None
     token_map: Sequence[int] | None
@@ -311,13 +324,14 @@ def _open_weights(config: EngineConfig, device: torch.device, kernels: Kernels) 
     if config.load_format == "dummy":
         named = config.model in PRESETS
         folder = None if named else resolve_checkpoint(config.model)
-        model_config = preset(config.model) if folder is None else load_model_config(folder)
+        model_config = any_preset(config.model) if folder is None else load_any_config(folder)
         tables = resolve_table_memory(config, model_config, device, kernels)
         dummy = DummySource(model_config, seed=config.seed, device=device, table_memory=tables)
         return _Weights(model_config, dummy, _tokenizer_file(folder), None)
     folder = resolve_checkpoint(config.model, config.revision)
-    model_config, file = load_model_config(folder), _tokenizer_file(folder)
-    token_map = _token_map(folder, file) if model_config.engram_layer_ids else None
+    model_config, file = load_any_config(folder), _tokenizer_file(folder)
+    has_engram = isinstance(model_config, ModelConfig) and model_config.engram_layer_ids
+    token_map = _token_map(folder, file) if has_engram else None
     tables = resolve_table_memory(config, model_config, device, kernels)
     source = CheckpointSource(Checkpoint(folder), model_config, device=device, table_memory=tables)
     return _Weights(model_config, source, file, token_map)
@@ -328,7 +342,7 @@ def _tokenizer_file(folder: Path | None) -> Path | None:
     return file if file and file.is_file() else None
 
 
-def _grammar_compiler(tokenizer_file: Path | None, model: ModelConfig) -> GrammarCompiler | None:
+def _grammar_compiler(tokenizer_file: Path | None, model: AnyConfig) -> GrammarCompiler | None:
     if tokenizer_file is None:
         return None
     try:

@@ -11,7 +11,8 @@ from leadline.cache.layout import CacheLayout
 from leadline.cache.replay import ReplayPolicy
 from leadline.cache.sizing import longest_model_len
 from leadline.config.engine import CacheConfig, EngineConfig
-from leadline.config.model import ModelConfig
+from leadline.config.families import AnyConfig
+from leadline.config.v4 import V4Config
 from leadline.core.errors import ConfigError
 from leadline.engine.forwards import GraphMode
 from leadline.engine.memory import GIB
@@ -101,7 +102,7 @@ def expert_row_scales(config: EngineConfig, kernels: Kernels, device: torch.devi
 
 
 def resolve_table_memory(
-    config: EngineConfig, model: ModelConfig, device: torch.device, kernels: Kernels
+    config: EngineConfig, model: AnyConfig, device: torch.device, kernels: Kernels
 ) -> TableMemory | None:
     """Where Engram tables are copied to; None leaves them on the checkpoint's files.
 
@@ -113,7 +114,7 @@ def resolve_table_memory(
     """
     wanted, folder = config.engram_tables, config.engram_shared_memory
     for_kernels = device.type == "cuda" and "gather_rows" in kernels.backend_of
-    if not model.engram_layer_ids or wanted == "mmap":
+    if isinstance(model, V4Config) or not model.engram_layer_ids or wanted == "mmap":
         return None
     if folder is not None:  # which may hold them already, and says so itself if it is too small
         return TableMemory(device, Path(folder))
@@ -136,12 +137,17 @@ def resolve_table_memory(
     return None
 
 
-def resolve_policy(config: CacheConfig, model: ModelConfig) -> ReplayPolicy:
+def resolve_policy(config: CacheConfig, model: AnyConfig) -> ReplayPolicy:
     """Which halves are replayed, and by how many rows.
 
     The upper half is never trimmed where a model does not allow it (cache-and-scheduling 4.7).
+
+    Raises:
+        ConfigError: replay is asked for, and the model has none.
     """
-    both = config.swa_bounded_replay
+    if isinstance(model, V4Config):
+        return _policy_without_replay(config, model)
+    both = config.swa_bounded_replay is not False
     upper = both if config.swa_replay_upper is None else config.swa_replay_upper
     if upper and (max(model.engram_layer_ids, default=-1) >= model.cut):
         logger.warning("the upper layers run on every row: an Engram layer lies above the cut")
@@ -155,8 +161,28 @@ def resolve_policy(config: CacheConfig, model: ModelConfig) -> ReplayPolicy:
     )
 
 
+def _policy_without_replay(config: CacheConfig, model: V4Config) -> ReplayPolicy:
+    """Nothing lies above a cut, so the last row of a prompt is all that is made logits of."""
+    names = ("swa_bounded_replay", "swa_replay_lower", "swa_replay_upper", "swa_replay_length")
+    for name in names:
+        if wanted := getattr(config, name):
+            raise ConfigError(
+                f"{name} is {wanted}, but DeepSeek-V4 has no bounded replay: every layer makes "
+                "compressed entries that last, and replayed rows would falsify them; leave it out. "
+                "Prefix hits are exact here, from snapshots"
+            )
+    logger.info("prefix hits: exact, from snapshots of slots; DeepSeek-V4 has no bounded replay")
+    return ReplayPolicy(
+        lower=False,
+        upper=True,
+        length=1,
+        window=model.sliding_window,
+        snapshot_interval=config.snapshot_interval,
+    )
+
+
 def resolve_max_model_len(
-    config: EngineConfig, model: ModelConfig, layout: CacheLayout, budget_bytes: int
+    config: EngineConfig, model: AnyConfig, layout: CacheLayout, budget_bytes: int
 ) -> int:
     """The setting, or the model's own limit lowered to what the cache can hold.
 

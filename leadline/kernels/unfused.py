@@ -71,7 +71,8 @@ def store_entries(
             in_ring = open_groups[slot[group[some]].unsqueeze(1), position % ring]
             is_earlier = (row < q_off[group[some]].unsqueeze(1)).unsqueeze(2)
             rows = torch.where(is_earlier, in_ring, projected[row.clamp(min=0)])
-            parts.append(pool(*rows.chunk(2, dim=-1), position, ape=ape, overlaps=overlaps))
+            values, gates = rows.chunk(2, dim=-1)
+            parts.append(pool(values, gates, position, ape=ape, overlaps=overlaps))
         pooled = torch.cat(parts)
         stays = (req_of_row >= 0) & (pos >= seq_len[group] - ring)
         place = slot[group].where(stays, 0), (pos % ring).where(stays, 0)

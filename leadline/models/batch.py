@@ -74,7 +74,9 @@ class CacheFields(Protocol):
         window: per layer, ``[slot, position % ring]``, and room for a step's rows behind the slots.
         ring: rows of a slot of ``window``.
         staging: slots of ``window``: where the room behind them begins.
-        open_groups: gated KV source layer -> wide rows ``[slot, position % rows, 2 d]``.
+        open_groups: gated KV source layer -> wide rows ``[slot, position % rows, 2 d]``, twice as
+            wide where entries overlap.
+        open_index_groups: the same of index keys that have a compressor of their own.
     """
 
     @property
@@ -89,6 +91,8 @@ class CacheFields(Protocol):
     def staging(self) -> int: ...
     @property
     def open_groups(self) -> Mapping[int, Tensor]: ...
+    @property
+    def open_index_groups(self) -> Mapping[int, Tensor]: ...
 
 
 class Model(Protocol):

@@ -88,6 +88,29 @@ class _Source:
             raise CheckpointError(f"{self._stored.describe(name)} holds NaN or infinity")
         return values.to(dtype)
 
+    def ids(self, name: str) -> Tensor:
+        """A table of whole numbers, int64.
+
+        Raises:
+            CheckpointError: one is out of range, or comes twice in a row.
+        """
+        self._taken[name] += 1
+        values, below = self._read(name, (FULL,)), self._weights[name].below
+        if values.amin() < 0 or values.amax() >= below:
+            raise CheckpointError(
+                f"{self._stored.describe(name)} has numbers from {int(values.amin())} to "
+                f"{int(values.amax())}; they must lie in 0..{below - 1}"
+            )
+        ascending = values.sort(-1).values
+        repeats = (ascending[:, 1:] == ascending[:, :-1]).any(-1)
+        if repeats.any():
+            row = int(repeats.nonzero()[0])
+            raise CheckpointError(
+                f"{self._stored.describe(name)} names one expert twice in row {row}: "
+                f"{values[row].tolist()}"
+            )
+        return values
+
     def linear(
         self,
         name: str,

@@ -44,6 +44,10 @@ class WeightSource(Protocol):
         """A plain tensor (norm, bias, ``hc_*``, embedding ...), cut along its first dim."""
         ...
 
+    def ids(self, name: str) -> Tensor:
+        """A table of whole numbers, int64: in each row different ones, all in their range."""
+        ...
+
     def linear(
         self,
         name: str,

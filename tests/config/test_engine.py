@@ -67,4 +67,4 @@ def test_defaults_are_valid() -> None:
     assert config.max_model_len is None
     assert config.cache.kv_cache_memory_bytes is None
     assert config.cache.enable_prefix_caching
-    assert config.cache.swa_bounded_replay
+    assert config.cache.swa_bounded_replay is None

@@ -150,7 +150,7 @@ def test_a_bad_configuration_gets_one_message_that_names_file_and_key(
 
 
 def test_another_model_is_named(raw: dict[str, Any]) -> None:
-    with pytest.raises(NotSupported, match="model_type is 'deepseek_v4'; this version serves"):
+    with pytest.raises(NotSupported, match="model_type is 'deepseek_v4', not 'deepseek_v41'"):
         parse_model_config(raw | {"model_type": "deepseek_v4"})
 
 

@@ -13,7 +13,7 @@ from leadline.core.errors import ConfigError
 from leadline.offline.options import read_options
 
 SWITCHES = {  # of agentic-benchmark 12: by the flag, the defaults and what day0 has
-    "swa_bounded_replay": (True, False),
+    "swa_bounded_replay": (None, False),
     "kv_cache_dtype": ("auto", "fp8"),
     "fusions": ("all", "none"),
     "side_streams": (True, False),

@@ -26,6 +26,7 @@ from tests.replay.harness import (
     bounded,
     exact,
     tiny_model,
+    tiny_v4_model,
     tokens_of,
 )
 
@@ -64,12 +65,16 @@ USED = {
     GraphMode.LOWER: {"decode", "lower"},
     GraphMode.ALL: {"decode", "lower", "upper"},
 }
-KINDS: dict[str, Callable[..., Service]] = {"bounded": bounded, "exact": exact}
+KINDS: dict[str, Callable[..., Service]] = {
+    "bounded": lambda **options: bounded(tiny_model(), **options),
+    "exact": lambda **options: exact(tiny_model(), **options),
+    "v4": lambda **options: exact(tiny_v4_model(), **options),
+}
 
 
 def traffic(make: Callable[..., Service], **options: Any) -> list[Any]:
     """Turns of several sessions side by side: prompts, hits, decodes and mixtures of them."""
-    service = make(tiny_model(), max_model_len=MAX_LEN, num_seqs=8, **options)
+    service = make(max_model_len=MAX_LEN, num_seqs=8, **options)
     texts = [tokens_of(length, seed=length) for length in (1, 7, 30, 47, 61, 90)]
     answers = []
     for turn in range(2):

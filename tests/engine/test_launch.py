@@ -161,12 +161,23 @@ def test_caching_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     assert outputs[-1].num_cached_tokens == 52  # all but the last token: the slot was hot
 
 
-@pytest.mark.parametrize("model", ["folder", "preset"])
-def test_a_model_that_nothing_serves_yet_ends_with_one_error(golden: Path, model: str) -> None:
-    name = str(golden / "v4-tiny") if model == "folder" else "v4-flash"
-    config = replace(TINY, model=name, load_format="auto" if model == "folder" else "dummy")
-    with pytest.raises(NotSupported, match="there is no leadline/models/deepseek_v4"):
-        build_engine(config)
+@pytest.mark.parametrize("source", ["checkpoint", "preset"])
+def test_a_v4_answers_alike_together_and_in_one_prefill(golden: Path, source: str) -> None:
+    names = {"checkpoint": str(golden / "v4-tiny"), "preset": "tiny-v4"}
+    load_format = "auto" if source == "checkpoint" else "dummy"
+    memory = replace(TINY.cache, kv_cache_memory_bytes=2**26)
+    config = replace(TINY, model=names[source], load_format=load_format, cache=memory)
+    prompts = [random.Random(n).choices(range(3, 500), k=n) for n in (5, 150, 301)]
+    engine = build_engine(config)
+    for ids, answer in zip(prompts, generate(engine, prompts, 6), strict=True):
+        whole = engine.prompt_logits(ids + answer).argmax(-1).tolist()
+        assert whole[len(ids) - 1 : -1] == answer
+
+
+def test_a_model_of_another_kind_ends_with_one_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(NotSupported, match="there is no leadline/models/llama"):
+        build_engine(replace(TINY, model=str(tmp_path), load_format="auto"))
 
 
 def test_a_checkpoint_without_its_tokenizer_is_named(tmp_path: Path, golden: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from leadline.cache.layout import cache_layout
 from leadline.config.engine import CacheConfig, EngineConfig
 from leadline.config.presets import preset
+from leadline.config.v4_presets import TINY_V4
 from leadline.core.errors import ConfigError
 from leadline.engine.forwards import GraphMode
 from leadline.engine.settings import (
@@ -80,6 +81,34 @@ def test_one_switch_sets_both_halves_and_each_has_its_own(
     policy = resolve_policy(CacheConfig(**settings), MODEL)
     assert (policy.lower, policy.upper) == halves
     assert (policy.length, policy.window) == (length, 128)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"swa_bounded_replay": True},
+        {"swa_replay_lower": True},
+        {"swa_replay_upper": True},
+        {"swa_replay_length": 128},
+    ],
+    ids=str,
+)
+def test_bounded_replay_of_a_v4_is_refused_by_name(settings: dict[str, Any]) -> None:
+    [(name, value)] = settings.items()
+    message = f"{name} is {value}, but DeepSeek-V4 has no bounded replay"
+    with pytest.raises(ConfigError, match=message):
+        resolve_policy(CacheConfig(**settings), TINY_V4)
+
+
+@pytest.mark.parametrize("wanted", [None, False])
+def test_a_v4_is_served_in_exact_mode(
+    wanted: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        policy = resolve_policy(CacheConfig(swa_bounded_replay=wanted), TINY_V4)
+    assert policy.needs_snapshot
+    assert "prefix hits: exact, from snapshots of slots" in caplog.text
+    assert policy.upper_floor(256, 1000) == 999  # logits are made of the last row alone
 
 
 def test_an_engram_layer_above_the_cut_keeps_the_upper_layers_whole(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leadline import LLM, SamplingParams
-from tests.models.test_deepseek_v41_golden import GOLDEN, LENGTHS, WAYS, vectors
+from tests.models.golden import GOLDEN, LENGTHS, WAYS, vectors
 from tests.steps import make_stepper
 
 pytestmark = pytest.mark.gpu

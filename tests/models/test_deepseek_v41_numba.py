@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from leadline.kernels.registry import choose
-from tests.models.test_deepseek_v41_golden import GOLDEN, WAYS, vectors
+from tests.models.golden import GOLDEN, WAYS, vectors
 from tests.steps import make_stepper
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ from leadline.models.common.side_stream import FEW_ROWS, Fork, SideStream
 from leadline.weights.engram_tables import TableMemory
 from tests.models.streams import FakeDevice, Race, Watched
 from tests.models.test_triton_backend import MODEL
-from tests.steps import Stepper, make_stepper
+from tests.replay.harness import V4_CONFIG
+from tests.steps import AnyStepper, Stepper, make_stepper, make_v4_stepper
 
 CPU = torch.device("cpu")
 
@@ -87,7 +89,7 @@ class TestFork:
         assert (fork.end is not None) == is_beside
 
 
-def steps(made: Stepper) -> Iterator[ForwardBatch]:
+def steps(made: AnyStepper[Any, Any]) -> Iterator[ForwardBatch]:
     """Prompts of few rows and of many, beside each other, and decodes."""
     first, second, third = (made.start(list(range(3, 3 + n))) for n in (100, 30, 7))
     yield made.batch([(first, FEW_ROWS + 1), (second, 2)])
@@ -97,7 +99,7 @@ def steps(made: Stepper) -> Iterator[ForwardBatch]:
     yield made.batch([(first, 1), (second, 1), (third, 1)])
 
 
-def logits(made: Stepper) -> list[Tensor]:
+def logits(made: AnyStepper[Any, Any]) -> list[Tensor]:
     with torch.inference_mode():
         return [made.model.logits(forward(made.model, batch)) for batch in steps(made)]
 
@@ -115,6 +117,20 @@ def test_no_step_of_a_model_reads_what_is_not_ordered_before(device: FakeDevice)
     assert mixing.clock[mixing.name] > 0
     assert indexing.clock[indexing.name] > 0
     assert engram.clock[engram.name] > 0
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_no_step_of_a_v4_reads_what_is_not_ordered_before(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    """Entries, keys, selections and shared experts; a join that were forgotten would be found."""
+    made = make_v4_stepper(V4_CONFIG, block_size=16, num_slots=4)
+    [_, beside] = device.streams
+    if forgets:
+        monkeypatch.setattr(beside, "record_event", lambda: {})
+    with Watched(device), pytest.raises(Race) if forgets else nullcontext():
+        logits(made)
+    assert beside.clock[beside.name] > 0
 
 
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["mixing", "indexing", "engram"])

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.engine.launch import AnyModel
 from leadline.kernels.reference import attention
 from leadline.kernels.registry import Kernels, unfuse
 from leadline.models.batch import ForwardBatch, forward
-from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.weights.engram_tables import TableMemory
 from tests.interpreter import interpreter
 from tests.models.test_triton_backend import DEVICE, MODEL
-from tests.steps import Stepper, make_stepper, trimmed
+from tests.replay.harness import V4_CONFIG
+from tests.steps import AnyStepper, Stepper, V4Stepper, make_stepper, make_v4_stepper, trimmed
 from tests.synchronisation import SynchronisationError, refused
 
 
@@ -45,18 +46,30 @@ def stepper() -> Stepper:
     )
 
 
-def run(model: DeepseekV41, batch: ForwardBatch) -> Tensor:
+def run(model: AnyModel, batch: ForwardBatch) -> Tensor:
     return model.logits(forward(model, batch)[batch.sample_rows])
 
 
+def v4_stepper() -> V4Stepper:
+    """Rows of 64 rotated channels behind 64 others, as kernels have it."""
+    config = dataclasses.replace(V4_CONFIG, head_dim=128, qk_rope_head_dim=64, index_head_dim=64)
+    return make_v4_stepper(
+        config, dtype=torch.bfloat16, block_size=16, packed=True, device=DEVICE, num_slots=4
+    )
+
+
+@pytest.mark.parametrize("make", [stepper, v4_stepper])
 @pytest.mark.parametrize("fusions", ["all", "none"])
 def test_no_step_synchronises(
-    kernels: Kernels, fusions: str, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels,
+    fusions: str,
+    make: Callable[[], AnyStepper[Any, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A chunk that is staged and trimmed beside a short one, one that ends early, and decodes."""
     kernels = Kernels(unfuse(kernels.backend_of, fusions))
     monkeypatch.setattr(attention, "host_may_wait", lambda _: False)
-    made = stepper()
+    made = make()
     long, short = (made.start(list(range(3, 3 + n))) for n in (60, 9))
     batches = [
         trimmed(made.batch([(long, 30), (short, 5)]), torch.tensor([34], device=DEVICE)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +17,18 @@ from leadline.cache.manager import CacheManager
 from leadline.cache.pool import CachePool
 from leadline.cache.replay import ReplayPolicy
 from leadline.cache.sizing import CacheSize
-from leadline.config.engine import SchedulerConfig
+from leadline.config.engine import CacheConfig, SchedulerConfig
+from leadline.config.v4_presets import TINY_V4
 from leadline.core.request import EngineRequest, FinishReason, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.engine import Engine
 from leadline.engine.forwards import Capture, GraphLimits, GraphMode, Graphs
+from leadline.engine.launch import AnyModel
 from leadline.engine.sampler import Sampler
+from leadline.engine.settings import resolve_policy
+from leadline.models.deepseek_v4.model import DeepseekV4
 from leadline.models.deepseek_v41.model import DeepseekV41
-from tests.steps import STEP_ROWS, Stepper, make_stepper
+from tests.steps import STEP_ROWS, Stepper, make_stepper, make_v4_stepper
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EXACT = functools.partial(torch.testing.assert_close, rtol=0.0, atol=1e-12)
@@ -41,6 +46,24 @@ def tiny_model(
     return make_stepper(
         GOLDEN / "v41-tiny", dtype=dtype, window=window, quantize_activations=quantized
     ).model
+
+
+# Every kind of layer, at the least of its size.
+V4_CONFIG = dataclasses.replace(
+    TINY_V4,
+    sliding_window=WINDOW,
+    compress_ratios=(0, 4, 16, 4, 16, 4),
+    index_topk=4,
+    dspark_block_size=0,
+    dspark_target_layer_ids=(),
+    num_nextn_predict_layers=0,
+)
+
+
+@functools.cache
+def tiny_v4_model(dtype: torch.dtype = torch.float64) -> DeepseekV4:
+    """A V4 with random weights, of pages of ``PAGE`` tokens."""
+    return make_v4_stepper(V4_CONFIG, dtype=dtype, block_size=PAGE).model
 
 
 def stepper_of(model: DeepseekV41, *, num_pages: int = 64) -> Stepper:
@@ -86,6 +109,9 @@ class Answer:
         return torch.stack(self.rows)
 
 
+MODELS: dict[str, Callable[[], AnyModel]] = {"v41": tiny_model, "v4": tiny_v4_model}
+
+
 class Service:
     """An engine with its own cache; engines of one model take turns.
 
@@ -102,7 +128,7 @@ class Service:
 
     def __init__(
         self,
-        model: DeepseekV41,
+        model: AnyModel,
         *,
         lower: bool,
         upper: bool,
@@ -135,7 +161,7 @@ class Service:
         self.cache = CacheManager(
             self.size, enable_prefix_caching=caching, needs_snapshot=not lower
         )
-        num_history = config.engram_max_ngram_size - 1
+        num_history = model.num_history
         forwards: Graphs | None = None
         if graphs is not GraphMode.OFF:
             model.bind_cache(self.pool)
@@ -233,9 +259,11 @@ class Service:
         return dict(self.engine.stats().counters)
 
 
-def exact(model: DeepseekV41, **options: object) -> Service:
+def exact(model: AnyModel, **options: object) -> Service:
     """Exact mode: hits need snapshots, nothing is approximate."""
-    return Service(model, lower=False, upper=False, **options)  # type: ignore[arg-type]
+    policy = resolve_policy(CacheConfig(swa_bounded_replay=False), model.config)
+    halves = {"lower": policy.lower, "upper": policy.upper, "length": policy.length}
+    return Service(model, **halves, **options)  # type: ignore[arg-type]
 
 
 def bounded(model: DeepseekV41, **options: object) -> Service:

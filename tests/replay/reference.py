@@ -25,7 +25,7 @@ def masked_window(
     group = rows.req_of_row
     mask = (key <= query) & (key > query - window) & (key >= floor[group].unsqueeze(1))
     mask &= group.unsqueeze(1) == group.unsqueeze(0)
-    address = plan.outer * geometry["ring"] + plan.inner
+    address = plan.outer * geometry["cache"].ring + plan.inner
     index = torch.full((len(rows.pos), window), -1)
     for row, visible in enumerate(mask):
         keys = address[visible]

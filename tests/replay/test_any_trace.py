@@ -10,14 +10,16 @@ import dataclasses
 import functools
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from leadline.config.presets import TINY_WINDOW128
 from leadline.core.request import FinishReason
+from leadline.engine.launch import AnyModel
 from leadline.models.deepseek_v41.model import DeepseekV41
-from tests.replay.harness import WINDOW, Answer, exact, tokens_of
+from tests.replay.harness import WINDOW, Answer, exact, tiny_v4_model, tokens_of
 from tests.steps import make_stepper
 
 NUM_TRACES = 50
@@ -45,10 +47,13 @@ def model() -> DeepseekV41:
     return make_stepper(FIVE_LAYERS, dtype=torch.float64).model
 
 
+MODELS: dict[str, Callable[[], AnyModel]] = {"v41": model, "v4": tiny_v4_model}
+
+
 @functools.cache
-def alone() -> list[Answer]:
+def alone(name: str) -> list[Answer]:
     """Prompts that share prefixes of several lengths, their next turns, and what follows."""
-    service = exact(model(), caching=False, num_seqs=20)
+    service = exact(MODELS[name](), caching=False, num_seqs=20)
     one, other = tokens_of(50, seed=1), tokens_of(50, seed=2)
     prompts = [one[:n] for n in (7, 16, 31, 50)] + [other[:n] for n in (15, 16, 32)]
     prompts += [one[:20] + other[:12], one[:32] + other[:1]]
@@ -57,11 +62,11 @@ def alone() -> list[Answer]:
     return first + service.ask(*turns, max_tokens=MAX_TOKENS)
 
 
-def run_trace(seed: int) -> Counter[str]:
+def run_trace(seed: int, of: str) -> Counter[str]:
     """Add, step, abort, preempt and let end, with fewer pages and snapshots than all need."""
     draw = random.Random(seed)
     service = exact(
-        model(),
+        MODELS[of](),
         num_pages=draw.randrange(7, 10),
         num_seqs=4,
         num_snapshots=draw.randrange(1, 5),
@@ -71,7 +76,7 @@ def run_trace(seed: int) -> Counter[str]:
     wanted: dict[str, Answer] = {}
 
     def add() -> None:
-        name, want = str(len(wanted)), draw.choice(alone())
+        name, want = str(len(wanted)), draw.choice(alone(of))
         max_tokens = draw.randrange(1, MAX_TOKENS + 1)
         service.add(name, want.prompt, max_tokens, priority=draw.randrange(2), logprobs=0)
         wanted[name] = want
@@ -105,8 +110,9 @@ def run_trace(seed: int) -> Counter[str]:
     return events
 
 
-def test_any_trace_gives_each_request_its_tokens() -> None:
-    events = sum((run_trace(seed) for seed in range(NUM_TRACES)), Counter[str]())
-    assert events["length"] > 3 * NUM_TRACES
+@pytest.mark.parametrize(("of", "number"), [("v41", NUM_TRACES), ("v4", NUM_TRACES // 2)])
+def test_any_trace_gives_each_request_its_tokens(of: str, number: int) -> None:
+    events = sum((run_trace(seed, of) for seed in range(number)), Counter[str]())
+    assert events["length"] > 3 * number
     for event in ("abort", "prefix_cache_hits", "num_preemptions", "evicted_pages"):
-        assert events[event] > NUM_TRACES / 2, events
+        assert events[event] > number / 2, events

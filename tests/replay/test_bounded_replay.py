@@ -13,7 +13,8 @@ from leadline.engine.batch_builder import BatchBuilder
 from leadline.engine.plan import RowGroup, RowKind
 from leadline.kernels.packed import RecordField
 from leadline.models.batch import ForwardBatch, forward
-from leadline.models.deepseek_v41.attention import Indexer, Selection, StepRows
+from leadline.models.common.attention import StepRows
+from leadline.models.deepseek_v41.attention import Indexer, Selection
 from tests.replay.harness import (
     EXACT,
     FULL_HALO,

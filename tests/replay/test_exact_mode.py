@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
 import torch
 
+from leadline.cache.pool import CachePool
 from leadline.models.deepseek_v41.model import DeepseekV41
-from tests.replay.harness import Answer, Service, assert_same, exact, tiny_model, tokens_of
+from tests.replay.harness import (
+    MODELS,
+    Answer,
+    Service,
+    assert_same,
+    exact,
+    tiny_model,
+    tiny_v4_model,
+    tokens_of,
+)
 
 CHUNKS = (1, 3, 64, 256, 1000)
 
@@ -33,16 +44,16 @@ def play(service: Service, page: int) -> list[list[Answer]]:
 
 
 @functools.cache
-def without_caching(page: int) -> list[list[Answer]]:
+def without_caching(model: str, page: int) -> list[list[Answer]]:
     """Every prompt from its first token, each in one chunk."""
-    return play(exact(tiny_model(), caching=False, page_size=page), page)
+    return play(exact(MODELS[model](), caching=False, page_size=page), page)
 
 
-def assert_caching_changes_nothing(page: int, chunk: int) -> None:
+def assert_caching_changes_nothing(model: str, page: int, chunk: int) -> None:
     budget = max(chunk, 10)  # a row for every neighbour
-    service = exact(tiny_model(), page_size=page, chunk=chunk, max_num_batched_tokens=budget)
+    service = exact(MODELS[model](), page_size=page, chunk=chunk, max_num_batched_tokens=budget)
     rounds = play(service, page)
-    for got, want in zip(rounds, without_caching(page), strict=True):
+    for got, want in zip(rounds, without_caching(model, page), strict=True):
         for one, other in zip(got, want, strict=True):
             assert_same(one, other)
     cold, again, turns, first_fork, second_fork = (
@@ -58,14 +69,42 @@ def assert_caching_changes_nothing(page: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_caching_changes_no_token_and_no_logit(chunk: int) -> None:
-    assert_caching_changes_nothing(16, chunk)
+@pytest.mark.parametrize("model", MODELS)
+def test_caching_changes_no_token_and_no_logit(model: str, chunk: int) -> None:
+    assert_caching_changes_nothing(model, 16, chunk)
+
+
+@pytest.mark.parametrize("group", ["open_groups", "open_index_groups"])
+def test_without_the_open_rows_of_a_snapshot_a_v4_answers_otherwise(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a border the last group is pooled once more, with the next: all else is in pages and
+    windows.
+    """
+    copy_slots = CachePool.copy_slots
+
+    def lossy(self: CachePool, pairs: Sequence[tuple[int, int]]) -> None:
+        copy_slots(self, pairs)
+        for _, target in pairs:
+            for rows in getattr(self, group).values():
+                rows[target] = 0
+
+    monkeypatch.setattr(CachePool, "copy_slots", lossy)
+    prompts = [tokens_of(3 * 16 + 5, seed) for seed in range(4)]
+    service = exact(tiny_v4_model())
+    wanted, found = (service.ask(*prompts, max_tokens=8) for _ in range(2))
+    assert all(answer.cached == 48 for answer in found)
+    deviations = [
+        (got.logprobs - want.logprobs).abs().max() for got, want in zip(found, wanted, strict=True)
+    ]
+    assert max(deviations) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", CHUNKS[2:])
-def test_caching_changes_nothing_with_pages_of_256(chunk: int) -> None:
-    assert_caching_changes_nothing(256, chunk)
+@pytest.mark.parametrize("model", MODELS)
+def test_caching_changes_nothing_with_pages_of_256(model: str, chunk: int) -> None:
+    assert_caching_changes_nothing(model, 256, chunk)
 
 
 def test_a_page_of_256_is_cut_and_found_as_a_small_one() -> None:

@@ -76,7 +76,8 @@ def test_experts_take_their_input_in_blocks_of_128_too(folder: Path, packed: boo
 
 
 def test_tokens_have_different_experts(folder: Path) -> None:
-    table = open_source(folder).tensor(TABLE, torch.int64)
+    table = open_source(folder).ids(TABLE)
+    assert table.dtype == torch.int64
     assert table.min() == 0
     assert table.max() == TINY_V4.n_routed_experts - 1
     assert (table[:, 0] != table[:, 1]).all()
@@ -124,3 +125,23 @@ def test_a_bad_checkpoint_is_refused_by_file_and_tensor(
     with pytest.raises(CheckpointError, match=message) as raised:
         open_source(tmp_path)
     assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([3, 3], r"names one expert twice in row 5: \[3, 3\]"),
+        ([8, 0], r"has numbers from 0 to 8; they must lie in 0\.\.7"),
+        ([-1, 0], r"has numbers from -1 to 7; they must lie in 0\.\.7"),
+    ],
+    ids=["twice", "too large", "negative"],
+)
+def test_a_table_that_names_no_experts_is_refused(
+    folder: Path, tmp_path: Path, row: list[int], message: str
+) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    tensors = load_file(folder / SINGLE_FILE)
+    tensors[TABLE][5] = torch.tensor(row)
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    with pytest.raises(CheckpointError, match=f"{TABLE}.* {message}"):
+        open_source(tmp_path).ids(TABLE)

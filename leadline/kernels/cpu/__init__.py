@@ -31,6 +31,7 @@ IMPLEMENTATIONS = {
         linear.linear,
         mhc.mhc_coefficients,
         mhc.mhc_collapse,
+        mhc.mhc_enter,
         mhc.mhc_expand,
         kv_store.pack_rows,
         kv_store.unpack_rows,
@@ -46,10 +47,13 @@ IMPLEMENTATIONS = {
         indexer.select_from_candidates,
         attention.sparse_attention,
         router.route,
+        router.hash_route,
         experts.routed_experts,
         experts.shared_expert,
         engram.engram_inject,
         sampling.logprobs,
         window.plan_window,
+        window.norm_rotate_store,
+        window.norm_query_store_window,
     )
 }

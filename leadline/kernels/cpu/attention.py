@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import CODE_OF, decode_row
+from leadline.kernels.cpu.formats import load_row, pages_of
 from leadline.kernels.cpu.jit import (
     F1,
     F2,
@@ -25,10 +25,12 @@ from leadline.kernels.cpu.jit import (
 from leadline.kernels.cpu.kv_store import unpack_rows
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
 from leadline.kernels.reference import attention
 from leadline.kernels.reference.quant import store_fp8_32
 
-_NO_PAGES = np.empty((0, 1, 0), np.uint8)
+_NO_BYTES, _NO_FLOATS = np.empty((0, 1, 0), np.uint8), np.empty((0, 1, 0), np.float32)
+_NO_COUNTS = np.empty(0, np.int64)
 
 
 @in_float32(attention.sparse_attention)
@@ -46,6 +48,7 @@ def sparse_attention(
     sink: Tensor,
     *,
     exact_rounding: bool,
+    visible: Tensor | None = None,
     lse: Tensor | None = None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -53,43 +56,20 @@ def sparse_attention(
 
     Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
-    values, scales, record = _NO_PAGES, _NO_PAGES, 0
-    if kv is not None and selected is not None:
-        if kv.scales is None:
-            return attention.sparse_attention(
-                q,
-                cos,
-                sin,
-                window,
-                window_index,
-                window_width,
-                kv,
-                page_table,
-                req_of_row,
-                selected,
-                sink,
-                exact_rounding=exact_rounding,
-                lse=lse,
-                fp8=fp8,
-            )
-        values, scales, record = kv.values.numpy(), kv.scales.numpy(), CODE_OF[kv.record]
-    else:
-        selected = window_index[:, :0]
+    pages = (_NO_BYTES, _NO_BYTES, 0, _NO_FLOATS) if kv is None else pages_of(kv)
     seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
-    found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
         cos,
         sin,
-        unpack_rows(*found, window.record, torch.float32, window.rotary),
+        _window_rows(window, seen),
         place,
-        values,
-        scales,
-        record,
+        *pages,
         page_table,
         req_of_row,
-        selected,
+        window_index[:, :0] if selected is None else selected,
+        _NO_COUNTS if visible is None else visible,
         sink,
         out,
         logs,
@@ -99,6 +79,15 @@ def sparse_attention(
     if fp8 is not None:
         store_fp8_32(torch.from_numpy(out), *fp8)
     return torch.from_numpy(out)
+
+
+def _window_rows(window: RecordField, seen: Tensor) -> Tensor:
+    """Rows at ``outer * rows of an outer unit + inner``, float32."""
+    if window.record is Record.FLOAT32:
+        return window.values.flatten(0, 1).index_select(0, seen)
+    ring = window.values.shape[1]
+    found = window.gather(seen // ring, seen % ring)
+    return unpack_rows(*found, window.record, torch.float32, window.rotary)
 
 
 def _seen_rows(index: Tensor, num_rows: int) -> tuple[Tensor, NDArray[np.int64]]:
@@ -170,16 +159,20 @@ def _attend(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     selected: I2,
+    visible: I1,
     sink: F1,
     out: F3,
     lse: F2,
 ) -> None:
     rows, heads, width = q.shape
-    slots = window_index.shape[1] + selected.shape[1]
-    per_page = values.shape[1]
+    per_page, most = values.shape[1], selected.shape[1]
+    for r in range(visible.shape[0]):
+        most = max(most, visible[r])
+    slots = window_index.shape[1] + most
     keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
     turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
     scale = np.float32(width**-0.5)
@@ -190,12 +183,13 @@ def _attend(
                 for i in range(width):
                     keys[count, i] = window[window_index[r, j], i]
                 count += 1
-        for j in range(selected.shape[1]):
-            entry = selected[r, j]
+        sees_all = visible.shape[0] > 0
+        for j in range(visible[r] if sees_all else selected.shape[1]):
+            entry = j if sees_all else selected[r, j]
             if entry >= 0:
                 page = page_table[req_of_row[r], entry // per_page]
                 entry %= per_page
-                decode_row(values[page, entry], scales[page, entry], record, keys[count])
+                load_row(values, scales, record, floats, page, entry, keys[count])
                 count += 1
         for i in range(cos.shape[1]):
             back[i] = -sin[r, i]

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels import debug
-from leadline.kernels.cpu.formats import CODE_OF, bits_of, decode_row
+from leadline.kernels.cpu.formats import bits_of, load_row, pages_of
+from leadline.kernels.cpu.hadamard import hadamard as transform
 from leadline.kernels.cpu.jit import (
     F2,
     F3,
@@ -30,9 +31,10 @@ from leadline.kernels.reference import indexer
 _LOWEST = -0x7F800000  # the ordered integer of -inf, which never wins
 
 
-def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Two passes."""
-    return quantize_index_query(rotate(q, cos, sin))
+def prepare_index_query(q: Tensor, cos: Tensor, sin: Tensor, *, hadamard: bool = False) -> Tensor:
+    """Two passes, and the transform between them."""
+    turned = rotate(q, cos, sin)
+    return quantize_index_query(transform(turned) if hadamard else turned)
 
 
 @in_float32(indexer.index_logits)
@@ -48,31 +50,10 @@ def index_logits(
     exact_rounding: bool,
 ) -> Tensor:
     """Keys of a group are unpacked once for all of its rows; float32 has nothing to round."""
-    if keys.scales is None:
-        return indexer.index_logits(
-            q,
-            weights,
-            keys,
-            page_table,
-            req_of_row,
-            visible,
-            num_entries,
-            exact_rounding=exact_rounding,
-        )
     scores = np.empty((q.shape[0], num_entries), np.float32)
     if debug.switch.enabled:
         scores.fill(-np.inf)
-    _index_logits(
-        q,
-        weights,
-        keys.values.numpy(),
-        keys.scales.numpy(),
-        CODE_OF[keys.record],
-        page_table,
-        req_of_row,
-        visible,
-        scores,
-    )
+    _index_logits(q, weights, *pages_of(keys), page_table, req_of_row, visible, scores)
     return torch.from_numpy(scores)
 
 
@@ -95,6 +76,7 @@ def _index_logits(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     visible: I1,
@@ -109,7 +91,7 @@ def _index_logits(
             unpacked, group = np.int64(0), req_of_row[r]
         for j in range(unpacked, visible[r]):
             page, entry = page_table[group, j // per_page], j % per_page
-            decode_row(values[page, entry], scales[page, entry], record, keys[j])
+            load_row(values, scales, record, floats, page, entry, keys[j])
         unpacked = max(unpacked, visible[r])
         for j in range(visible[r]):
             scores[r, j] = _score(q[r], weights[r], keys[j])
@@ -129,32 +111,9 @@ def candidate_logits(
     exact_rounding: bool,
 ) -> Tensor:
     """One key at a time."""
-    if keys.scales is None:
-        return indexer.candidate_logits(
-            q,
-            weights,
-            keys,
-            page_table,
-            req_of_row,
-            blocks,
-            visible,
-            block_size=block_size,
-            exact_rounding=exact_rounding,
-        )
     scores = np.empty((q.shape[0], blocks.shape[1] * block_size), np.float32)
-    _candidate_logits(
-        q,
-        weights,
-        keys.values.numpy(),
-        keys.scales.numpy(),
-        CODE_OF[keys.record],
-        page_table,
-        req_of_row,
-        blocks,
-        visible,
-        block_size,
-        scores,
-    )
+    rows = (page_table, req_of_row, blocks, visible)
+    _candidate_logits(q, weights, *pages_of(keys), *rows, block_size, scores)
     return torch.from_numpy(scores)
 
 
@@ -165,6 +124,7 @@ def _candidate_logits(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     blocks: I2,
@@ -182,7 +142,7 @@ def _candidate_logits(
                 scores[r, c] = -np.inf
                 continue
             page, entry = page_table[req_of_row[r], j // per_page], j % per_page
-            decode_row(values[page, entry], scales[page, entry], record, key)
+            load_row(values, scales, record, floats, page, entry, key)
             scores[r, c] = _score(q[r], weights[r], key)
 
 

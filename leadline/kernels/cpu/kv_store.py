@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import CODE_OF, decode_row, encode_row
+from leadline.kernels.cpu.formats import BFLOAT16, CODE_OF, decode_row, encode_row
 from leadline.kernels.cpu.jit import F2, I1, U2, Packed, in_float32, kernel
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
@@ -19,7 +19,7 @@ from leadline.kernels.reference import kv_store, quant
 @in_float32(kv_store.pack_rows)
 def pack_rows(x: Tensor, record: Record, rotary: int = 0) -> tuple[Tensor, Tensor | None]:
     """One pass; plain records take the reference, which is a cast."""
-    if record not in CODE_OF:
+    if CODE_OF[record] >= BFLOAT16:
         return kv_store.pack_rows(x, record)
     width = x.shape[-1]
     values = np.empty((*x.shape[:-1], record.value_bytes(width, rotary)), np.uint8)
@@ -42,7 +42,7 @@ def unpack_rows(
     values: Tensor, scales: Tensor | None, record: Record, dtype: torch.dtype, rotary: int = 0
 ) -> Tensor:
     """One pass over packed rows in float32."""
-    if record not in CODE_OF or scales is None or dtype != torch.float32:
+    if scales is None or dtype != torch.float32:
         return kv_store.unpack_rows(values, scales, record, dtype, rotary)
     num_channels = values.shape[-1] - rotary  # one byte each, those of two but for the second
     if record in (Record.FP4_16, Record.FP4_32):

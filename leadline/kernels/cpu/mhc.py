@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.kernels.cpu.jit import F1, F2, F3, Real, in_float32, inline_sums, kernel
+from leadline.kernels.cpu.norm import normalise_row
 from leadline.kernels.reference import mhc
+from leadline.kernels.reference.quant import store_fp8_32
 
 
 @inline_sums
@@ -102,6 +104,16 @@ def _coefficients(
         _sinkhorn(comb[r], rounds, hc_eps)
 
 
+@inline_sums
+def _collapse_row(streams: F2, mix: F1, out: F1) -> None:
+    n, width = streams.shape
+    for i in range(width):
+        out[i] = mix[0] * streams[0, i]
+    for s in range(1, n):
+        for i in range(width):
+            out[i] += mix[s] * streams[s, i]
+
+
 @in_float32(mhc.mhc_collapse)
 def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
     """A weighted sum over streams."""
@@ -112,13 +124,32 @@ def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
 
 @kernel
 def _collapse(streams: F3, mix: F2, out: F2) -> None:
-    rows, n, width = streams.shape
-    for r in range(rows):
-        for i in range(width):
-            out[r, i] = mix[r, 0] * streams[r, 0, i]
-        for s in range(1, n):
-            for i in range(width):
-                out[r, i] += mix[r, s] * streams[r, s, i]
+    for r in range(streams.shape[0]):
+        _collapse_row(streams[r], mix[r], out[r])
+
+
+def mhc_enter(
+    streams: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The sum and its norm, row by row."""
+    out = np.empty((streams.shape[0], streams.shape[2]), np.float32)
+    _enter(streams, mix, norm_weight, eps, out)
+    u = torch.from_numpy(out)
+    if fp8 is not None:
+        store_fp8_32(u, *fp8)
+    return u
+
+
+@kernel
+def _enter(streams: F3, mix: F2, weight: F1, eps: float, out: F2) -> None:
+    for r in range(streams.shape[0]):
+        _collapse_row(streams[r], mix[r], out[r])
+        normalise_row(out[r], weight, eps, out[r])
 
 
 @in_float32(mhc.mhc_expand)

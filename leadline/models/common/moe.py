@@ -7,12 +7,13 @@ from functools import partial
 from torch import Tensor
 
 from leadline.kernels import ops
+from leadline.kernels.packed import LinearWeight
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.side_stream import SideStream
 
 
 class MoE:
-    """``ffn`` of a block (v41-model 5)."""
+    """``ffn`` of a block (v41-model 5; where the token says which experts, v4-model 5.1)."""
 
     def __init__(
         self,
@@ -24,6 +25,7 @@ class MoE:
         routed_scaling_factor: float,
         swiglu_limit: float,
         beside: SideStream,
+        hashed: bool = False,
     ) -> None:
         self.beside = beside
         self.num_experts_per_tok = num_experts_per_tok
@@ -32,7 +34,11 @@ class MoE:
         self.row_scales = params.expert_row_scales
         local = params.placement.shard(n_routed_experts, "n_routed_experts")
         self.gate = params.linear(f"{prefix}.gate").dense
-        self.bias = params.tensor(f"{prefix}.gate.bias")
+        self.experts_of_tokens: Tensor | None = None
+        if hashed:
+            self.experts_of_tokens = params.ids(f"{prefix}.gate.tid2eid")
+        else:
+            self.bias = params.tensor(f"{prefix}.gate.bias")
         self.w13, self.w2 = params.arrange_experts(
             params.experts(f"{prefix}.experts", "w1", "w3", experts=local),
             params.experts(f"{prefix}.experts", "w2", experts=local),
@@ -41,24 +47,25 @@ class MoE:
         self.shared_w13 = params.stacked_linear(f"{shared}.w1", f"{shared}.w3")
         self.shared_w2 = params.linear(f"{shared}.w2")
 
-    def forward(self, x: Tensor, req_of_row: Tensor) -> Tensor:
+    @property
+    def obstacle_to_graphs(self) -> str | None:
+        """What of the weights a graph cannot hold, or None."""
+        if isinstance(self.w13, LinearWeight):
+            return "experts that are stored plain run by reference"
+        return None
+
+    def forward(self, x: Tensor, req_of_row: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """``[m, D]`` -> ``[m, D]``; the shared expert runs beside the others, and is added last.
 
-        Padding, of group -1, chooses no expert, whose weights would be read for nobody.
+        Padding, of group -1, chooses no expert, whose weights would be read for nobody. Layers that
+        are ``hashed`` need the rows' token ids ``[m]``.
         """
         limit = self.swiglu_limit
         sharing = self.beside.fork(
             partial(ops.shared_expert, x, self.shared_w13, self.shared_w2, limit=limit),
             num_rows=len(x),
         )
-        ids, weights = ops.route(
-            x,
-            self.gate,
-            self.bias,
-            req_of_row,
-            num_experts_per_tok=self.num_experts_per_tok,
-            scale=self.routed_scaling_factor,
-        )
+        ids, weights = self._route(x, req_of_row, token_ids)
         return ops.routed_experts(
             x,
             ids,
@@ -68,4 +75,18 @@ class MoE:
             limit=limit,
             row_scales=self.row_scales,
             shared=sharing.join,
+        )
+
+    def _route(
+        self, x: Tensor, req_of_row: Tensor, token_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        scale = self.routed_scaling_factor
+        if self.experts_of_tokens is None:
+            number = self.num_experts_per_tok
+            return ops.route(
+                x, self.gate, self.bias, req_of_row, num_experts_per_tok=number, scale=scale
+            )
+        assert token_ids is not None, "this layer's experts depend on token ids"
+        return ops.hash_route(
+            x, self.gate, self.experts_of_tokens, token_ids, req_of_row, scale=scale
         )

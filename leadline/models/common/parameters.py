@@ -65,6 +65,10 @@ class Parameters:
         """A plain tensor, wide."""
         return self.source.tensor(name, self.wide, rows=rows).to(self.device)
 
+    def ids(self, name: str) -> Tensor:
+        """A table of whole numbers, int32."""
+        return self.source.ids(name).int().to(self.device)
+
     def embedding(self, name: str) -> Tensor:
         """A lookup table in the activation dtype."""
         return self.source.tensor(name, self.dtype).to(self.device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from leadline.kernels import ops
+from leadline.models.batch import CacheFields, ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,20 @@ class Rows:
     write_from: Tensor
     page_table: Tensor
     max_len: int
+
+    @staticmethod
+    def of(batch: ForwardBatch, pos: Tensor, req_of_row: Tensor, q_off: Tensor) -> Rows:
+        """Of a step's groups: these rows."""
+        return Rows(
+            pos,
+            req_of_row,
+            q_off,
+            slot=batch.slot,
+            seq_len=batch.seq_len,
+            write_from=batch.write_from,
+            page_table=batch.page_table.long(),
+            max_len=batch.max_len,
+        )
 
     def visible(self, ratio: int) -> Tensor:
         """``[r]`` compressed entries that each row may see; none for padding."""
@@ -63,7 +78,7 @@ class WindowPlan:
 
 
 def plan_window(
-    rows: Rows, floor: Tensor, stored: Tensor, *, stages: bool, window: int, ring: int, staging: int
+    rows: Rows, floor: Tensor, stored: Tensor, *, max_rows: int, window: int, cache: CacheFields
 ) -> WindowPlan:
     """Window reads of rows at p cover ``[max(p - window + 1, floor), p]``.
 
@@ -71,11 +86,12 @@ def plan_window(
         rows: that read.
         floor: ``[g]`` int64, first position of each group that may be read.
         stored: ``[g + 1]`` int64, ``q_off`` of the rows that are stored: these, or more.
-        stages: whether some group may be too long for its ring.
+        max_rows: of a group, an upper bound of these.
         window: ``sliding_window``.
-        ring: rows of a ring.
-        staging: outer unit of the field behind the rings.
+        cache: whose rings they are.
     """
+    ring, staging = cache.ring, cache.staging
+    stages = max_rows + window - 1 > ring  # some group may be too long for its ring
     index, width, outer, inner = ops.plan_window(
         rows.pos,
         rows.req_of_row,

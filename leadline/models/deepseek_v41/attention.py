@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
-from leadline.kernels.packed import RecordField, Weight
-from leadline.kernels.reference.blocks import rows_of_scores
+from leadline.kernels.packed import RecordField
 from leadline.models.batch import CacheFields
+from leadline.models.common.attention import LatentAttention, StepRows
+from leadline.models.common.indexer import EntryScores, joined
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.rows import Rows, WindowPlan
 from leadline.models.common.side_stream import SideStream
 
 
@@ -32,50 +32,24 @@ class Selection:
     candidates: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """Everything that the attention layers of one half need to know about its rows.
-
-    Attributes:
-        plain: cos and sin ``[r, rope / 2]`` for window-only layers.
-        yarn: the same for layers with a compressed cache.
-        entry_angles: for each ratio, the same where the group that a row closes begins; empty
-            where nothing is compressed.
-        visible: for each ratio, ``[r]`` entries that each row may see.
-    """
-
-    rows: Rows
-    window: WindowPlan
-    plain: tuple[Tensor, Tensor]
-    yarn: tuple[Tensor, Tensor]
-    visible: dict[int, Tensor]
-    entry_angles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
 class Compressor:
     """Makes the compressed entries and index keys of a KV source (3.3, 3.4)."""
 
-    def __init__(self, params: Parameters, prefix: str, config: ModelConfig, ratio: int) -> None:
-        self.ratio, self.eps = ratio, config.rms_norm_eps
+    def __init__(self, params: Parameters, prefix: str, config: ModelConfig, layer: int) -> None:
+        self.layer, self.ratio = layer, config.compress_ratios[layer]
+        self.eps = config.rms_norm_eps
         self.norm = params.tensor(f"{prefix}.compressor.norm.weight")
         self.k_norm = params.tensor(f"{prefix}.indexer.k_norm.weight")
         self.wk = params.linear(f"{prefix}.indexer.wk").dense
         self.gated: Tensor | None = None
-        if ratio == 1:
+        if self.ratio == 1:
             self.wkv = params.linear(f"{prefix}.compressor.wkv")
         else:  # values and gates in one wide product
             names = (f"{prefix}.compressor.{part}.weight" for part in ("wkv", "wgate"))
             self.gated = params.wide_linear(*names)
 
-    def write(
-        self,
-        u: Tensor,
-        step: StepRows,
-        kv: RecordField,
-        index: RecordField,
-        open_groups: Tensor | None,
-    ) -> None:
-        """Store the entries and keys that the rows ``u [r, D]`` complete."""
+    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> None:
+        """See ``EntryWriter``."""
         rows, angles = step.rows, step.entry_angles[self.ratio]
         if self.gated is None:
             projected = ops.linear(u, self.wkv)
@@ -92,8 +66,8 @@ class Compressor:
             rows.seq_len,
             rows.write_from,
             rows.page_table,
-            kv,
-            open_groups,
+            cache.kv[self.layer],
+            cache.open_groups.get(self.layer),
             ratio=self.ratio,
             eps=self.eps,
             dtype=u.dtype,
@@ -107,26 +81,22 @@ class Compressor:
             rows.req_of_row,
             rows.write_from,
             rows.page_table,
-            index,
+            cache.index[self.layer],
             ratio=self.ratio,
             eps=self.eps,
         )
 
 
-class Indexer:
+class Indexer(EntryScores):
     """Scores entries and selects the best (3.5, 3.6)."""
 
     def __init__(
         self, params: Parameters, prefix: str, config: ModelConfig, layer: int, exact_rounding: bool
     ) -> None:
-        self.exact_rounding = exact_rounding
-        self.num_heads, self.dim = config.index_n_heads, config.index_head_dim
-        self.topk = config.index_topk
+        super().__init__(params, prefix, config, exact_rounding)
         self.block_size = config.candidate_block_size
         self.topk_blocks = config.candidate_topk_blocks
         self.makes_candidates = layer == config.candidate_source_layer_id
-        self.wq_b = params.linear(f"{prefix}.wq_b")
-        self.weights_proj = params.linear(f"{prefix}.weights_proj")
 
     def select(
         self,
@@ -149,10 +119,7 @@ class Indexer:
             span = torch.arange(most, device=u.device).expand(len(rows.pos), -1)
             chosen.entries = span.masked_fill(span >= visible.unsqueeze(1), -1)
             return
-        q = ops.linear(qr, self.wq_b).unflatten(1, (self.num_heads, self.dim))
-        prepare = ops.rotate if keys.scales is None else ops.prepare_index_query
-        q = prepare(q, *step.yarn)
-        weights = ops.linear(u, self.weights_proj) * (self.dim**-0.5 * self.num_heads**-0.5)
+        q, weights = self.query(u, qr, step, keys)
         if chosen.candidates is not None and not self.makes_candidates:
             scores = ops.candidate_logits(
                 q,
@@ -170,45 +137,24 @@ class Indexer:
             )
             return
         entries, blocks = [], []
-        at_once = rows_of_scores(most)
-        for first in range(0, len(visible), at_once):
-            part = slice(first, first + at_once)
-            scores = ops.index_logits(
-                q[part],
-                weights[part],
-                keys,
-                rows.page_table,
-                rows.req_of_row[part],
-                visible[part],
-                most,
-                exact_rounding=self.exact_rounding,
-            )
-            entries.append(ops.select_top_k(scores, self.topk, visible[part]))
+        for scores, counts in self.blocks(q, weights, step, keys, ratio):
+            entries.append(ops.select_top_k(scores, self.topk, counts))
             if needs_candidates:
                 blocks.append(
                     ops.select_candidate_blocks(
-                        scores,
-                        visible[part],
-                        block_size=self.block_size,
-                        topk_blocks=self.topk_blocks,
+                        scores, counts, block_size=self.block_size, topk_blocks=self.topk_blocks
                     )
                 )
-        chosen.entries = _joined(entries)
+        chosen.entries = joined(entries)
         if needs_candidates:
-            chosen.candidates = _joined(blocks)
+            chosen.candidates = joined(blocks)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Rows of all parts; of one part itself, not a copy."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-class Attention:
+class Attention(LatentAttention):
     """``attn`` of a block, in two halves: ``write`` fills caches, ``read`` attends.
 
     Both begin with a product of the same input. It is one product but at the cut, where few of the
-    rows that write also read. In either half ``beside`` has what only meets the rest at its end:
-    entries and keys beside windows, the selection of entries beside the queries that attend.
+    rows that write also read.
     """
 
     def __init__(
@@ -221,60 +167,15 @@ class Attention:
         *,
         beside: SideStream,
     ) -> None:
-        d = config.head_dim
-        self.beside = beside
-        self.layer, self.head_dim, self.eps = layer, d, config.rms_norm_eps
-        self.exact_rounding = exact_rounding
-        self.ratio = config.compress_ratios[layer]
+        at_cut = layer == config.cut
+        super().__init__(params, prefix, config, layer, exact_rounding, beside=beside, split=at_cut)
         self.kv_source = config.kv_source(layer)
-        heads = params.placement.shard(config.num_attention_heads, "num_attention_heads")
-        groups = params.placement.shard(config.o_groups, "o_groups")
-        rank = config.o_lora_rank
-        self.down: Weight | None = None
-        if layer == config.cut:
-            self.wq_a = params.linear(f"{prefix}.wq_a")
-            self.wkv = params.linear(f"{prefix}.wkv")
-        else:
-            self.down = params.stacked_linear(f"{prefix}.wq_a", f"{prefix}.wkv")
-        self.q_norm = params.tensor(f"{prefix}.q_norm.weight")
-        self.wq_b = params.linear(f"{prefix}.wq_b", out=slice(heads.start * d, heads.stop * d))
-        self.kv_norm = params.tensor(f"{prefix}.kv_norm.weight")
-        self.sink = params.tensor(f"{prefix}.attn_sink", rows=heads)
-        low_rank = slice(groups.start * rank, groups.stop * rank)
-        self.wo_a = params.grouped_linear(
-            f"{prefix}.wo_a", groups=groups.stop - groups.start, out=low_rank
-        )
-        self.wo_b = params.linear(f"{prefix}.wo_b", inp=low_rank)
-        self.compressor: Compressor | None = None
         self.indexer: Indexer | None = None
         if layer in config.kv_source_layer_ids:
-            self.compressor = Compressor(params, prefix, config, self.ratio)
+            self.compressor = Compressor(params, prefix, config, layer)
         if layer in config.index_source_layer_ids:
             self.indexer = Indexer(params, f"{prefix}.indexer", config, layer, exact_rounding)
-
-    def write(self, u: Tensor, step: StepRows, cache: CacheFields) -> Tensor | None:
-        """Store window rows, entries and keys of ``u [r, D]``.
-
-        Returns:
-            ``[r, q_lora_rank]``, what queries are made of; None at the cut.
-        """
-        plan, compressing = step.window, None
-        if self.compressor is not None:
-            layer, open_groups = self.layer, cache.open_groups.get(self.layer)
-            fields = cache.kv[layer], cache.index[layer], open_groups
-            compressing = self.beside.fork(
-                partial(self.compressor.write, u, step, *fields), num_rows=len(u)
-            )
-        place = (*self._angles(step), cache.window[self.layer], plan.outer, plan.inner)
-        qr = None
-        if self.down is None:
-            ops.norm_rotate_store(ops.linear(u, self.wkv), self.kv_norm, *place, eps=self.eps)
-        else:
-            down = ops.linear(u, self.down)
-            qr = ops.norm_query_store_window(down, self.q_norm, self.kv_norm, *place, eps=self.eps)
-        if compressing is not None:
-            compressing.join()
-        return qr
+            self.counts_entries = True
 
     def read(
         self,
@@ -305,34 +206,4 @@ class Attention:
         q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
         if selecting is not None:
             selecting.join()
-        out = ops.sparse_attention(
-            q,
-            *self._angles(step),
-            cache.window[self.layer],
-            step.window.index,
-            step.window.width,
-            kv,
-            step.rows.page_table,
-            step.rows.req_of_row,
-            chosen.entries if kv is not None else None,
-            self.sink,
-            exact_rounding=self.exact_rounding,
-        )
-        self.commit(step, cache)
-        return ops.output_projection(out, self.wo_a, self.wo_b)
-
-    def commit(self, step: StepRows, cache: CacheFields) -> None:
-        """Bring window rows that were staged to the rings, now that they have been read."""
-        plan, rows = step.window, step.rows
-        if plan.stages:
-            ops.commit_window(
-                cache.window[self.layer],
-                plan.q_off,
-                rows.seq_len,
-                rows.slot,
-                window=plan.window,
-                staging=plan.staging,
-            )
-
-    def _angles(self, step: StepRows) -> tuple[Tensor, Tensor]:
-        return step.yarn if self.ratio else step.plain
+        return self.attend(q, step, cache, kv, chosen.entries if kv is not None else None)

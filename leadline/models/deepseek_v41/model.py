@@ -17,16 +17,16 @@ from torch import Tensor
 
 from leadline.config.model import ModelConfig
 from leadline.kernels import ops
-from leadline.kernels.debug import NonFiniteError
-from leadline.kernels.packed import LinearWeight
-from leadline.kernels.reference.rope import rope_frequencies, yarn_frequencies
 from leadline.models.batch import CacheFields, ForwardBatch
+from leadline.models.common.attention import StepRows
+from leadline.models.common.backbone import Backbone
+from leadline.models.common.layers import at_layer
 from leadline.models.common.mhc import MixSite
 from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.common.side_stream import FEW_ROWS, SideStream
-from leadline.models.deepseek_v41.attention import Attention, Selection, StepRows
+from leadline.models.deepseek_v41.attention import Attention, Selection
 from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
 
@@ -146,7 +146,7 @@ class Block:
         return Streams(x, carry, Update(y, post, comb))
 
 
-class DeepseekV41:
+class DeepseekV41(Backbone):
     """The text model; implements ``models.batch.Model``."""
 
     def __init__(
@@ -170,20 +170,10 @@ class DeepseekV41:
                 wait for them.
             engram_prefetch: Engram rows are gathered beside the layers in front of them.
         """
+        super().__init__(config, params)
         self.config = config
+        self.num_history = config.engram_max_ngram_size - 1
         device = params.device
-        self.wide = params.wide
-        self.embed = params.embedding("embed.weight")
-        rope_dim, scaling = config.qk_rope_head_dim, config.rope_scaling
-        self.plain_frequencies = rope_frequencies(rope_dim, config.rope_theta).to(device)
-        self.yarn_frequencies = yarn_frequencies(
-            rope_dim,
-            config.compress_rope_theta,
-            factor=scaling.factor,
-            beta_fast=scaling.beta_fast,
-            beta_slow=scaling.beta_slow,
-            original_max_position_embeddings=scaling.original_max_position_embeddings,
-        ).to(device)
         # Two, or coefficients would hold up selections and shared experts, which layers wait for.
         mixing, beside = (
             SideStream(device, enabled=side_streams, max_rows=FEW_ROWS) for _ in range(2)
@@ -201,20 +191,6 @@ class DeepseekV41:
         self.engrams_above = [
             i for i, layer in enumerate(config.engram_layer_ids) if layer > config.cut
         ]
-        self.norm = params.tensor("norm.weight")
-        vocabulary = params.placement.shard(config.vocab_size, "vocab_size")
-        self.head = params.wide_linear("head.weight", rows=vocabulary)
-        self._cache: CacheFields | None = None
-
-    def bind_cache(self, cache: CacheFields | None) -> None:
-        """Take the cache that was sized after the weights were loaded; None lets go of one."""
-        self._cache = cache
-
-    @property
-    def cache(self) -> CacheFields:
-        """The bound cache."""
-        assert self._cache is not None, "bind_cache comes before the first step"
-        return self._cache
 
     @property
     def obstacle_to_graphs(self) -> str | None:
@@ -222,8 +198,8 @@ class DeepseekV41:
         for block in self.blocks:
             if block.engram is not None and block.engram.table.waits_for_host:
                 return "the host gathers rows of Engram tables"
-            if isinstance(block.ffn.w13, LinearWeight):
-                return "experts that are stored plain run by reference"
+            if block.ffn.obstacle_to_graphs is not None:
+                return block.ffn.obstacle_to_graphs
         return None
 
     def lower(self, batch: ForwardBatch) -> tuple[Tensor, ...]:
@@ -235,8 +211,8 @@ class DeepseekV41:
         """
         ngrams = None if self.prefetch is None else self.prefetch.start(batch)
         blocks = self.blocks[: self.config.cut + 1]
-        rows = batch.pos, batch.req_of_row, batch.q_off
-        step = self._step(batch, *rows, batch.floor_lo, blocks)
+        rows = Rows.of(batch, batch.pos, batch.req_of_row, batch.q_off)
+        step = self._step(batch, rows, batch.floor_lo, blocks)
         x = self.embed[batch.ids].unsqueeze(1).expand(-1, self.config.hc_mult, -1)
         carry = torch.zeros(x.shape[:2], dtype=self.wide, device=x.device)
         carry[:, 0].fill_(1.0)  # layer 0 attends with the embedding itself
@@ -244,7 +220,7 @@ class DeepseekV41:
         *below, cut = blocks
         for block in below:
             streams = self._run(block, streams, ngrams, step, chosen)
-        with _at_layer(cut.layer):
+        with at_layer(cut.layer):
             x, u, _ = cut.begin(streams, ngrams, step, self.cache)
         if ngrams is None or not self.engrams_above:
             return x, u
@@ -256,26 +232,22 @@ class DeepseekV41:
         ngrams = NgramValues.of(self.engrams_above, *of_ngrams) if of_ngrams else None
         blocks = self.blocks[self.config.cut :]
         pos = batch.pos[batch.rows_upper]
-        rows = pos, batch.req_of_upper, batch.upper_off
-        above = self._step(batch, *rows, batch.floor_up, blocks)
+        rows = Rows.of(batch, pos, batch.req_of_upper, batch.upper_off)
+        above = self._step(batch, rows, batch.floor_up, blocks)
         # The cut layer sees the rows that ``lower`` stored, and its windows reach down to s.
-        window = self._plan_window(batch, above.rows, batch.floor_lo, batch.q_off)
+        window = self._plan_window(batch, rows, batch.floor_lo, batch.q_off)
         at_cut = dataclasses.replace(above, window=window)
         cut, *rest = blocks
         if not len(pos):
             cut.attn.commit(at_cut, self.cache)
             return u
         chosen = Selection()
-        with _at_layer(cut.layer):
+        with at_layer(cut.layer):
             streams = cut.finish(x, u, None, at_cut, self.cache, chosen)
         for block in rest:
             streams = self._run(block, streams, ngrams, above, chosen)
         _, hidden = streams.enter(self.norm, eps=self.config.rms_norm_eps)
         return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """``[v, D]`` -> wide logits ``[v, V]``."""
-        return ops.wide_linear(hidden, self.head)
 
     def _run(
         self,
@@ -285,73 +257,25 @@ class DeepseekV41:
         step: StepRows,
         chosen: Selection,
     ) -> Streams:
-        with _at_layer(block.layer):
+        with at_layer(block.layer):
             x, u, qr = block.begin(streams, ngrams, step, self.cache)
             return block.finish(x, u, qr, step, self.cache, chosen)
 
     def _step(
-        self,
-        batch: ForwardBatch,
-        pos: Tensor,
-        req_of_row: Tensor,
-        q_off: Tensor,
-        floor: Tensor,
-        blocks: Sequence[Block],
+        self, batch: ForwardBatch, rows: Rows, floor: Tensor, blocks: Sequence[Block]
     ) -> StepRows:
         """What attention of these blocks needs to know of their rows."""
-        rows = Rows(
-            pos,
-            req_of_row,
-            q_off,
-            slot=batch.slot,
-            seq_len=batch.seq_len,
-            write_from=batch.write_from,
-            page_table=batch.page_table.long(),
-            max_len=batch.max_len,
-        )
-        plain = yarn = ops.rope_angles(pos, self.yarn_frequencies)
-        if any(not block.attn.ratio for block in blocks):
-            plain = ops.rope_angles(pos, self.plain_frequencies)
-        compressed = {block.attn.ratio for block in blocks if block.attn.compressor is not None}
-        indexed = {block.attn.ratio for block in blocks if block.attn.indexer is not None}
-        return StepRows(
-            rows=rows,
-            window=self._plan_window(batch, rows, floor, q_off),
-            plain=plain,
-            yarn=yarn,
-            visible={ratio: rows.visible(ratio) for ratio in indexed},
-            entry_angles={
-                ratio: yarn
-                if ratio == 1
-                else ops.rope_angles(pos - (ratio - 1), self.yarn_frequencies)
-                for ratio in compressed
-            },
-        )
+        window = self._plan_window(batch, rows, floor, rows.q_off)
+        return StepRows.of(rows, window, self.rotary, [block.attn for block in blocks])
 
     def _plan_window(
         self, batch: ForwardBatch, rows: Rows, floor: Tensor, stored: Tensor
     ) -> WindowPlan:
-        ring, window = self.cache.ring, self.config.sliding_window
         return plan_window(
             rows,
             floor,
             stored,
-            stages=batch.max_rows + window - 1 > ring,
-            window=window,
-            ring=ring,
-            staging=self.cache.staging,
+            max_rows=batch.max_rows,
+            window=self.config.sliding_window,
+            cache=self.cache,
         )
-
-
-class _at_layer:
-    """Adds the layer to a ``NonFiniteError`` on its way up."""
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NonFiniteError):
-            raise NonFiniteError(error.op, error.row, self.layer) from error

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from leadline.kernels import ops
 from leadline.models.batch import forward
+from leadline.models.common.attention import StepRows
 from leadline.models.common.rows import Rows
-from leadline.models.deepseek_v41.attention import Selection, StepRows
+from leadline.models.deepseek_v41.attention import Selection
 from tests.steps import make_stepper, trimmed
 
 
@@ -43,8 +44,8 @@ def test_indexer_reproduces_the_golden_unit(
             max_len=300,
         ),
         window=None,  # type: ignore[arg-type]  # the indexer has no window
-        plain=ops.rope_angles(pos, stepper.model.plain_frequencies),
-        yarn=ops.rope_angles(pos, stepper.model.yarn_frequencies),
+        plain=stepper.model.rotary.plain(pos),
+        yarn=stepper.model.rotary.yarn(pos),
         visible={ratio: (pos + 1) // ratio},
     )
     seen: list[Tensor] = []
