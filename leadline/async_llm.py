@@ -55,7 +55,8 @@ class AsyncLLM:
         folder = checkpoint_folder(config)
         loaded = None if skip_tokenizer_init else load_tokenizer(tokenizer, folder)
         engine = await AsyncEngine.start(config)
-        prompts = PromptEncoder(loaded, chat_config, engine.limits.max_model_len, folder)
+        limit = engine.limits.max_model_len
+        prompts = PromptEncoder(loaded, chat_config, limit, folder, preset=config.model)
         return cls(engine, loaded, prompts)
 
     async def generate(

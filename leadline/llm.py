@@ -54,7 +54,11 @@ class LLM:
         self._tokenizer = None if skip_tokenizer_init else load_tokenizer(tokenizer, folder)
         self._engine = build_engine(self.config)
         self._prompts = PromptEncoder(
-            self._tokenizer, chat_config, self._engine.limits.max_model_len, folder
+            self._tokenizer,
+            chat_config,
+            self._engine.limits.max_model_len,
+            folder,
+            preset=self.config.model,
         )
         self._ids = itertools.count()
 

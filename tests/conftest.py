@@ -9,6 +9,7 @@ import random
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def random_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         load_model_config(RANDOM_TINY),
         num_shards=2,
         tokenizer=RANDOM_TINY / "tokenizer.json",
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def random_tiny_v4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of V4: the preset ``tiny-v4``, with the ids of that tokenizer."""
+    from leadline.config.v4_presets import TINY_V4
+    from leadline.tools.random_checkpoint import write_random_checkpoint
+
+    folder: Path = tmp_path_factory.mktemp("random-v4") / "tiny"
+    write_random_checkpoint(
+        folder, replace(TINY_V4, vocab_size=1024), tokenizer=RANDOM_TINY / "tokenizer.json"
     )
     return folder
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from leadline.cli import InspectOptions
 from leadline.config.args import settings
 from leadline.config.engine import EngineConfig
 from leadline.config.server import ServerConfig
@@ -90,10 +91,12 @@ def test_map_of_the_architecture_names_every_module() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_a_page_speaks_of_exist(page: Path) -> None:
-    configs = (ServerConfig, EngineConfig, EvalOptions, ChatOptions, ProfileOptions)
+    options = (EvalOptions, ChatOptions, ProfileOptions, InspectOptions)
+    configs = (ServerConfig, EngineConfig, *options)
     known = {s.flag[2:] for config in configs for s in settings(config)}
     known |= {"help", "config", "print-config", "some-flag", "flag"}
     scripts = [ROOT / "benchmarks/kernels.py", ROOT / "scripts/compile_kernels.py"]
+    scripts.append(ROOT / "leadline/tools/random_checkpoint.py")
     for file in [*scripts, *(ROOT / "leadline/tools/train_tiny").glob("*.py")]:
         known |= set(re.findall(r"""add_argument\(\s*"--([\w-]+)\"""", file.read_text()))
     known |= {"build-arg", "gpus", "shm-size", "ulimit"}  # docker's

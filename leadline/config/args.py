@@ -135,7 +135,7 @@ class FlagParser(argparse.ArgumentParser):
         for setting in self._settings:
             self._add(setting)
         self.add_argument("--config", metavar="FILE", help="YAML file of flags, without dashes")
-        compat.add_flags(self)
+        compat.add_flags(self, {setting.name for setting in self._settings})
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage: the command line ends with one line."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from leadline.core.errors import NotSupported
 
 logger = logging.getLogger(__name__)
-
-PARSER = "deepseek_v41"
 
 # setting -> why it has no effect
 SWITCHES = {
@@ -65,7 +63,6 @@ VALUES = {
     "speculative_config": "there is no draft head yet; answers are the same without",
     "structured_outputs_config": "there is one backend",
     "swap_space": "pages are not swapped out",
-    "tokenizer_mode": "the checkpoint's tokenizer.json is used",
     "uvicorn_log_level": "--log-level is for everything",
 }
 # setting -> (short form or None, the only value, what another value would need)
@@ -90,17 +87,23 @@ MISSING = {
     "hf_overrides": "overriding config.json",
     "kv_transfer_config": "moving caches between engines",
 }
-PARSERS = ("reasoning_parser", "tool_call_parser")
-NAMES = (*SWITCHES, *MEANINGS, *VALUES, *FIXED, *MISSING, *PARSERS)
+# Settings of chats: for commands that have none, they are flags as good as any.
+CHAT_FORMAT = ("reasoning_parser", "tool_call_parser", "tokenizer_mode")
+NAMES = (*SWITCHES, *MEANINGS, *VALUES, *FIXED, *MISSING, *CHAT_FORMAT)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Accept the flags, without showing them in ``--help``."""
+def add_flags(parser: argparse.ArgumentParser, known: Collection[str]) -> None:
+    """Accept the flags, without showing them in ``--help``.
+
+    Args:
+        parser: gets them.
+        known: settings that it has flags for.
+    """
     for name in (*SWITCHES, *MEANINGS):
         parser.add_argument(
             _flag(name), action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS
         )
-    for name in (*VALUES, *PARSERS):
+    for name in (*VALUES, *(name for name in CHAT_FORMAT if name not in known)):
         parser.add_argument(_flag(name), help=argparse.SUPPRESS)
     for name in MISSING:
         parser.add_argument(_flag(name), nargs="?", const=True, help=argparse.SUPPRESS)
@@ -134,9 +137,6 @@ def settle(values: Mapping[str, Any]) -> dict[str, Any]:
                 )
         elif name in MISSING:
             raise NotSupported(f"{_flag(name)}: {MISSING[name]} does not exist here")
-        elif name in PARSERS:
-            if value.lower().replace("-", "_") not in (PARSER, PARSER.replace("_", "")):
-                logger.warning("%s %s: this model is parsed by %s", _flag(name), value, PARSER)
         else:
             kept[name] = value
     return kept

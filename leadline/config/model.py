@@ -18,7 +18,6 @@ from leadline.config.keys import (
     keys_to_json,
     missing_keys,
     read_json,
-    read_object,
 )
 from leadline.config.rules import RopeScaling, check_common, check_targets
 from leadline.core.errors import ConfigError, NotSupported
@@ -181,15 +180,6 @@ def load_model_config(path: str | Path) -> ModelConfig:
     if file.is_dir():
         file = file / "config.json"
     return parse_model_config(read_json(file), where=str(file))
-
-
-def read_model_type(folder: Path) -> str:
-    """Which model a checkpoint folder holds, as its ``config.json`` says.
-
-    Raises:
-        ConfigError: the file is missing or no JSON object.
-    """
-    return str(read_object(folder / "config.json").get("model_type", MODEL_TYPE))
 
 
 def parse_model_config(raw: Any, *, where: str = "config.json") -> ModelConfig:

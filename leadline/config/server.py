@@ -21,6 +21,10 @@ class ChatConfig:
     Attributes:
         effort_profile: texts for reasoning effort: ``auto`` (from the checkpoint), ``v4-preview``,
             ``v4`` or ``v41``.
+        reasoning_parser: what other servers call the checkpoint's chat format, ``deepseek_v4`` or
+            ``deepseek_v41``; another name changes nothing and is told in the log.
+        tool_call_parser: the same.
+        tokenizer_mode: the same, or ``hf``.
         v4_inline_system: late system messages of V4: ``hoist`` to the head, or ``reminder``.
         default_chat_template_kwargs: JSON: thinking, reasoning_effort or drop_thinking of
             requests that say nothing.
@@ -45,6 +49,9 @@ class ChatConfig:
     """
 
     effort_profile: str = "auto"
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
+    tokenizer_mode: str = "auto"
     v4_inline_system: str = "hoist"
     default_chat_template_kwargs: dict[str, Any] | None = None
     response_format_prompt: bool = True

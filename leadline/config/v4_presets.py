@@ -72,6 +72,15 @@ V4_PRO_0813 = dataclasses.replace(
     dspark_markov_rank=512,
 )
 
+# What one GPU holds beside long contexts: every layer at official widths with a quarter of the
+# experts. There is no draft.
+V4_FLASH_SLICE = dataclasses.replace(
+    V4_FLASH,
+    n_routed_experts=64,
+    num_nextn_predict_layers=0,
+    compress_ratios=V4_FLASH.compress_ratios[: V4_FLASH.num_hidden_layers],
+)
+
 # For tests: every kind of layer, partial blocks in FP8 weights, the official window and draft, and
 # widths that the packed records fit (v4-model 11).
 TINY_V4 = dataclasses.replace(
@@ -106,6 +115,7 @@ TINY_V4 = dataclasses.replace(
 V4_PRESETS = {
     "v4-flash": V4_FLASH,
     "v4-flash-0731": V4_FLASH_0731,
+    "v4-flash-slice": V4_FLASH_SLICE,
     "v4-pro": V4_PRO,
     "v4-pro-0813": V4_PRO_0813,
     "tiny-v4": TINY_V4,

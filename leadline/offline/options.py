@@ -19,6 +19,7 @@ from leadline.weights.checkpoint import resolve_checkpoint
 # those who say nothing of it.
 CHAT_OPTIONS = (
     "effort_profile",
+    *compat.CHAT_FORMAT,
     "v4_inline_system",
     "default_chat_template_kwargs",
     "strict_tool_history",

@@ -71,7 +71,8 @@ class PromptEncoder:
         options: how chats are rendered and constrained.
         max_model_len: tokens of a prompt and its answer.
         folder: the checkpoint, which decides the chat format (C6) and may bring sampling values;
-            None is a V4.1 without files.
+            None has no files.
+        preset: the model's name where it has no files; without either it is a V4.1.
 
     Raises:
         ConfigError: sampling values that cannot be used.
@@ -83,11 +84,13 @@ class PromptEncoder:
         options: ChatConfig,
         max_model_len: int,
         folder: Path | None = None,
+        preset: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._options = with_generation_config(options, folder)
         self._max_model_len = max_model_len
         self._folder = folder
+        self._preset = preset
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -241,7 +244,7 @@ class PromptEncoder:
     def _profile(self) -> Profile:
         from leadline.text.profiles import choose_profile
 
-        return choose_profile(self._options.effort_profile, self._folder)
+        return choose_profile(self._options.effort_profile, self._folder, self._preset)
 
     @cached_property
     def _encoder(self) -> ChatEncoder:

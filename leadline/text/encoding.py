@@ -15,7 +15,7 @@ from leadline.core.errors import BadRequest, ConfigError
 from leadline.text.chat import AnswerStart, ChatInput, ChatPrompt, SampledTurn
 from leadline.text.markers import TASKS, check_markers
 from leadline.text.messages import Message, normalise_messages
-from leadline.text.profiles import V41, Profile
+from leadline.text.profiles import V41, Profile, check_other_names
 from leadline.text.skeleton import Skeleton
 from leadline.text.spans import Ids, Span, encode_spans
 from leadline.text.thinking import Mode, resolve_mode
@@ -51,6 +51,7 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.profile = profile
         self._options = options or ChatConfig()
+        check_other_names(profile, self._options)
         self._defaults = self._options.default_chat_template_kwargs or {}
         try:
             resolve_mode(ChatInput(()), self._defaults, profile)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import deepseek_recipe as recipe
 
-from leadline.config.model import MODEL_TYPE, read_model_type
+from leadline.config import v4
+from leadline.config.compat import CHAT_FORMAT
+from leadline.config.families import any_config_to_json
+from leadline.config.keys import read_object
+from leadline.config.model import MODEL_TYPE
+from leadline.config.presets import any_preset
+from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
 from leadline.text.chat import Effort
 
@@ -48,6 +55,7 @@ class Profile:
 
     Attributes:
         name: as ``--effort-profile`` takes it.
+        parser: what other servers call it.
         efforts: level -> the number of the effort line, or the library's name of the text. The
             only such table (R2).
         tags: elements of tool blocks.
@@ -57,6 +65,7 @@ class Profile:
     """
 
     name: str
+    parser: str
     efforts: Mapping[str, int | EffortText]
     tags: DsmlTags
     has_system_marker: bool
@@ -99,6 +108,7 @@ V4_TAGS = DsmlTags("tool_calls", "invoke", "parameter")
 V41_TAGS = DsmlTags(" calls", " invoke", " parameter")
 V41 = Profile(
     "v41",
+    "deepseek_v41",
     efforts={"low": 50, "high": 75, "max": 100},
     tags=V41_TAGS,
     has_system_marker=True,
@@ -107,6 +117,7 @@ V41 = Profile(
 )
 V4 = Profile(
     "v4",
+    "deepseek_v4",
     efforts={"low": "low", "high": "high", "max": "max"},
     tags=V4_TAGS,
     has_system_marker=False,
@@ -121,13 +132,14 @@ PROFILES = {profile.name: profile for profile in (V41, V4, V4_PREVIEW)}
 _RELEASED_TEXT = "Beyond maximum"
 
 
-def choose_profile(setting: str, folder: Path | None) -> Profile:
+def choose_profile(setting: str, folder: Path | None, preset: str | None = None) -> Profile:
     """The profile that ``--effort-profile`` names, and a line in the log that says so (C6).
 
     Args:
         setting: ``auto`` or a profile's name.
-        folder: the checkpoint, whose ``config.json`` names the model; V4's encoder beside the
-            weights tells preview from release. None is a V4.1 without files, a preset.
+        folder: the checkpoint, whose ``config.json`` names the model. V4's previews are told from
+            its releases by the encoder beside the weights, or by the kind of draft.
+        preset: the model's name where it has no files; without either it is a V4.1.
 
     Raises:
         ConfigError: an unknown name or model.
@@ -139,31 +151,51 @@ def choose_profile(setting: str, folder: Path | None) -> Profile:
             )
         profile, reason = PROFILES[setting], "as set"
     else:
-        profile, reason = _profile_of(folder)
+        profile, reason = _profile_of(folder, preset)
     efforts = ", ".join(f"{level} is {effort}" for level, effort in profile.efforts.items())
     logger.info("chat format %s (%s): effort %s", profile.name, reason, efforts)
     return profile
 
 
-def _profile_of(folder: Path | None) -> tuple[Profile, str]:
-    """The profile of a checkpoint, and what tells so."""
-    model_type = MODEL_TYPE if folder is None else read_model_type(folder)
-    if folder is None or model_type == MODEL_TYPE:
+def check_other_names(profile: Profile, options: ChatConfig) -> None:
+    """A line in the log for each flag that calls the chat format by another's name (15.1)."""
+    for name in CHAT_FORMAT:
+        asked = getattr(options, name)
+        if _letters(asked) not in ("auto", "hf", _letters(profile.parser)):
+            flag = "--" + name.replace("_", "-")
+            logger.warning("%s %s: this model's chat format is %s", flag, asked, profile.parser)
+
+
+def _letters(name: str) -> str:
+    """``deepseek-v4`` and ``DeepSeekV4`` are spellings of ``deepseek_v4``."""
+    return re.sub("[-_]", "", name).lower()
+
+
+def _profile_of(folder: Path | None, preset: str | None) -> tuple[Profile, str]:
+    """The profile of a model, and what tells so."""
+    if folder is not None:
+        keys: Mapping[str, Any] = read_object(folder / "config.json")
+    else:
+        keys = {} if preset is None else any_config_to_json(any_preset(preset))
+    model_type = keys.get("model_type", MODEL_TYPE)
+    if model_type == MODEL_TYPE:
         return V41, f"model_type is {model_type}"
-    if model_type == "deepseek_v4":
-        return _v4_profile(folder)
+    if model_type == v4.MODEL_TYPE:
+        return _v4_profile(keys, folder)
     raise ConfigError(
         f"no chat format is known for model_type {model_type!r}; name one by --effort-profile"
     )
 
 
-def _v4_profile(folder: Path) -> tuple[Profile, str]:
-    encoders = sorted(folder.glob("**/encoding*.py"))
+def _v4_profile(keys: Mapping[str, Any], folder: Path | None) -> tuple[Profile, str]:
+    encoders = [] if folder is None else sorted(folder.glob("**/encoding*.py"))
     for path in encoders:
         if _RELEASED_TEXT in path.read_text(encoding="utf-8", errors="replace"):
             return V4, f"{path.name} beside the weights is the released one"
     if encoders:
         return V4_PREVIEW, f"{encoders[0].name} beside the weights is the preview's"
+    if keys.get("num_nextn_predict_layers") and not keys.get("dspark_block_size"):
+        return V4_PREVIEW, "its draft is the preview's, and no encoder lies beside the weights"
     return V4, "no encoder lies beside the weights, the released one is assumed"
 
 

@@ -19,6 +19,7 @@ from leadline.weights.formats import PACKINGS, encode, scale_name
 from leadline.weights.table import Role, WeightSpec
 
 _UE8M0_BIAS = 127
+_TILE = 32  # values of one level, along both sides, where scales do not have larger blocks
 # Root mean square of uniform codes: of E2M1, and of E4M3 below 2.
 _CODE_RMS = {
     WeightFormat.MXFP4: 2.93,
@@ -48,11 +49,11 @@ def random_tensors(spec: WeightSpec, *, seed: int, plain: bool = False) -> dict[
     codes = torch.empty(packing.code_shape(spec.shape), dtype=torch.uint8)
     scales = torch.empty(packing.scale_shape(spec.shape), dtype=torch.uint8)
     rows, cols = spec.shape
-    tile = max(32, packing.block[0])
+    tile = max(_TILE, packing.block[0])
     step = max(tile, _CHUNK_VALUES // cols // tile * tile)
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        values = _matrix_values((part.stop - start, cols), draws)
+        values = _matrix_values((part.stop - start, cols), draws, tile)
         code_cut, scale_cut = packing.cut(spec.shape, (part, slice(None)))
         codes[code_cut], scales[scale_cut] = encode(spec.format, values)
     return {spec.name: codes, scale_name(spec.name): scales}
@@ -91,15 +92,15 @@ def _size_of(cols: int) -> float:
     return min(0.05, 1 / math.sqrt(cols))
 
 
-def _matrix_values(shape: tuple[int, ...], draws: _Draws) -> Tensor:
+def _matrix_values(shape: tuple[int, ...], draws: _Draws, tile: int = _TILE) -> Tensor:
     """N(0, s) with s about 0.05, or less for wide inputs, and a level of its own per tile.
 
     The level (2^-2 .. 2^1) makes neighbouring scales differ, as those of trained weights do.
     """
     rows, cols = shape
     values = draws.normal(shape) * _size_of(cols)
-    tiles = draws.integers(-2, 2, (-(-rows // 32), -(-cols // 32)))
-    levels = torch.exp2(tiles.float()).repeat_interleave(32, 0).repeat_interleave(32, 1)
+    tiles = draws.integers(-2, 2, (-(-rows // tile), -(-cols // tile)))
+    levels = torch.exp2(tiles.float()).repeat_interleave(tile, 0).repeat_interleave(tile, 1)
     return values * levels[:rows, :cols]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from leadline.config.args import FlagParser, closest, from_values, parse_count, settings
 from leadline.config.engine import EngineConfig
+from leadline.config.server import ChatConfig
 from leadline.core.errors import ConfigError, NotSupported
 
 
@@ -254,8 +255,6 @@ def test_bad_flags_are_one_clear_error(
         ["--attention-backend", "FLASHMLA"],
         ["--moe-backend=auto"],
         ["--swap-space", "4"],
-        ["--reasoning-parser", "deepseek_v4"],
-        ["--tool-call-parser", "hermes"],
     ],
     ids=" ".join,
 )
@@ -299,9 +298,6 @@ def test_caching_and_replay_have_flags(argv: list[str], values: dict[str, object
         ["-tp", "1"],
         ["-dp", "1"],
         ["-pp", "1"],
-        ["--reasoning-parser", "deepseek_v41"],
-        ["--tool-call-parser", "deepseek-v41"],
-        ["--tool-call-parser", "deepseekv41"],
     ],
     ids=" ".join,
 )
@@ -311,6 +307,14 @@ def test_flags_that_ask_for_what_is_so_are_silent(
     with caplog.at_level(logging.WARNING):
         assert parse(*argv) == {}
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("config", [EngineConfig, ChatConfig])
+def test_names_of_chat_formats_are_taken_by_every_command(config: type) -> None:
+    parser = FlagParser("leadline", "[MODEL]", "", [config])
+    argv = ["--reasoning-parser", "a", "--tool-call-parser=b", "--tokenizer-mode", "c"]
+    asked = {"reasoning_parser": "a", "tool_call_parser": "b", "tokenizer_mode": "c"}
+    assert parser.parse(argv, {})[0] == asked
 
 
 @pytest.mark.parametrize(

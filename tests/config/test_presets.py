@@ -46,12 +46,19 @@ def test_official_preset_has_the_layers_of_the_official_table() -> None:
     assert (config.kv_source(39), config.index_source(39)) == (20, 36)
 
 
-def test_slice_has_official_widths_and_a_quarter_of_the_experts() -> None:
-    official, part = preset("v4.1-flash"), preset("slice-96")
+@pytest.mark.parametrize(
+    ("whole", "slice"), [("v4.1-flash", "slice-96"), ("v4-flash", "v4-flash-slice")]
+)
+def test_slice_has_official_widths_and_a_quarter_of_the_experts(whole: str, slice: str) -> None:
+    official, part = any_preset(whole), any_preset(slice)
     assert part.n_routed_experts * 4 == official.n_routed_experts
     for key in ("hidden_size", "num_hidden_layers", "moe_intermediate_size", "head_dim"):
         assert getattr(part, key) == getattr(official, key)
-    # As many classes as tokens: the token map is skipped.
+
+
+def test_slice_needs_no_token_map() -> None:
+    part = preset("slice-96")
+    # As many classes as tokens.
     assert part.engram_compressed_vocab_size == part.vocab_size
 
 

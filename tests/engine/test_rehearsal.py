@@ -143,22 +143,23 @@ def test_graphs_take_what_those_tried_do_and_the_others_what_a_small_one_does(
     assert rehearsal(GraphMode.OFF).graph_bytes(meter) == 0
 
 
+@pytest.mark.parametrize("model", ["tiny-window128", "tiny-v4"])
 def test_a_device_that_is_measured_gets_its_cache_from_what_is_left(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, model: str
 ) -> None:
     caplog.set_level("INFO")
     cache = replace(TINY.cache, kv_cache_memory_bytes=None)
     scheduler = replace(TINY.scheduler, max_num_batched_tokens=9)
-    config = replace(TINY, cache=cache, scheduler=scheduler, max_model_len=600)
+    config = replace(TINY, model=model, cache=cache, scheduler=scheduler, max_model_len=600)
     meter = Meter(held=3 * 2**28)
     engine = build_engine(config, memory_of=lambda _: meter)
     assert meter.num_runs == 1
     stats = engine.stats()
     pages = stats.num_pages * stats.page_bytes
     left = int(2**30 * 0.9) - 3 * 2**28 - 2**27
-    assert left / 2 < pages < left
+    assert left / 3 < pages < left  # of what is left a V4 keeps a fifth for snapshots
     assert "memory: 1.0 GiB, of which 0.8 are in use" in caplog.text
-    wanted = generate(build_engine(TINY), [[3, 4, 5]], 4)
+    wanted = generate(build_engine(replace(config, cache=TINY.cache)), [[3, 4, 5]], 4)
     assert generate(engine, [[3, 4, 5]], 4) == wanted
     meter = Meter(held=2**30)
     with pytest.raises(ConfigError, match="leaves no memory for the cache"):

@@ -90,3 +90,24 @@ def test_selections_and_experts_match(length: int, monkeypatch: pytest.MonkeyPat
         assert torch.equal(chosen.sort().values, want.sort().values), layer
     for layer, chosen in zip((3, 4, 5), experts, strict=True):
         assert torch.equal(chosen, cases[f"p{length}.router_topk.{layer}"].long()), layer
+
+
+def test_in_bf16_it_deviates_no_more_than_the_implementation_of_the_vectors() -> None:
+    cases, notes = vectors("v4-tiny")
+    deviation, agreement, stated = [], [], []
+    for length in LENGTHS:
+        stepper = make_v4_stepper(
+            GOLDEN / "v4-tiny", dtype=torch.bfloat16, kv_cache_dtype="bfloat16"
+        )
+        logits = stepper.feed(stepper.start(cases[f"p{length}.input_ids"].tolist()))
+        want = cases[f"p{length}.prompt_logits"]
+        deviation.append((logits[-len(want) :] - want).abs().mean())
+        same = logits.argmax(-1) == cases[f"p{length}.prompt_argmax"]
+        agreement.append(same.float().mean())
+        stated.append(notes[f"p{length}"]["bf16_run"])
+    mean, equal = (
+        torch.tensor([run[name] for run in stated]).mean()
+        for name in ("mean_abs_diff", "argmax_agreement")
+    )
+    assert torch.stack(deviation).mean() <= mean
+    assert torch.stack(agreement).mean() >= equal

@@ -44,6 +44,11 @@ def test_c6_the_checkpoint_decides_the_chat_format(
     assert ("Absolute maximum" in prompt) == (model_type == "deepseek_v4")
 
 
+def test_c6_a_preset_has_its_models_chat_format(tokenizer: Tokenizer) -> None:
+    query = PromptEncoder(tokenizer, ChatConfig(), 2000, preset="tiny-v4").chat(HI, None)
+    assert "Absolute maximum" in tokenizer.decode(query.request.prompt_token_ids)
+
+
 def test_plain_prompts_ask_for_no_constraint(prompts: PromptEncoder) -> None:
     request = prompts.completion("hello", None, param="prompt").request
     assert (request.constraint, request.bad_token_ids, request.thinking_budget) == (None, (), None)

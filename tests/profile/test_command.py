@@ -56,6 +56,12 @@ def test_prompts_are_told_whole(tmp_path: Path) -> None:
     assert all(us > 0 for us in results["components"].values())
 
 
+def test_another_model_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("decode", "tiny-v4", "--load-format", "dummy", *SMALL, *FAST)
+    assert main(["profile", *flags]) == 2
+    assert "knows the components of DeepSeek-V4.1 only" in capsys.readouterr().err
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
 @pytest.mark.parametrize("graphs", ["all", "off"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from leadline.config.args import from_values
+from leadline.config.server import ChatConfig
 from leadline.core.errors import BadRequest, ConfigError
 from leadline.text.chat import ChatInput
 from leadline.text.encoding import ChatEncoder
@@ -95,8 +97,8 @@ def test_r2_the_table_is_the_profiles() -> None:
     assert V41.efforts == {"low": 50, "high": 75, "max": 100}
 
 
-def checkpoint(folder: Path, model_type: str) -> Path:
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+def checkpoint(folder: Path, model_type: str, **keys: int) -> Path:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **keys}))
     return folder
 
 
@@ -136,5 +138,62 @@ def test_unknown_profiles_are_refused(tmp_path: Path, setting: str, model_type: 
         choose_profile(setting, checkpoint(tmp_path, model_type))
 
 
-def test_c6_a_preset_has_no_files_and_is_v41() -> None:
-    assert choose_profile("auto", None) is V41
+@pytest.mark.parametrize(
+    ("keys", "profile"),
+    [
+        ({"num_nextn_predict_layers": 1}, V4_PREVIEW),
+        ({"num_nextn_predict_layers": 1, "dspark_block_size": 5}, V4),
+        ({"num_nextn_predict_layers": 0}, V4),
+    ],
+    ids=["mtp", "dspark", "none"],
+)
+def test_c6_without_an_encoder_the_draft_tells_a_preview(
+    tmp_path: Path, keys: dict[str, int], profile: Profile
+) -> None:
+    assert choose_profile("auto", checkpoint(tmp_path, "deepseek_v4", **keys)) is profile
+
+
+@pytest.mark.parametrize(
+    ("preset", "profile"),
+    [
+        (None, V41),
+        ("tiny-22m", V41),
+        ("tiny-v4", V4),
+        ("v4-pro-0813", V4),
+        ("v4-pro", V4_PREVIEW),
+    ],
+)
+def test_c6_a_preset_has_the_format_of_its_model(preset: str | None, profile: Profile) -> None:
+    assert choose_profile("auto", None, preset) is profile
+
+
+@pytest.mark.parametrize("flag", ["reasoning_parser", "tool_call_parser", "tokenizer_mode"])
+@pytest.mark.parametrize(
+    ("profile", "name", "is_told"),
+    [
+        (V4, "auto", False),
+        (V4, "hf", False),
+        (V4, "deepseek_v4", False),
+        (V4, "deepseek-v4", False),
+        (V4, "DeepSeekV4", False),
+        (V4, "deepseek_v41", True),
+        (V4_PREVIEW, "deepseek_v4", False),
+        (V41, "deepseekv41", False),
+        (V41, "deepseek_v4", True),
+        (V41, "hermes", True),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_names_of_another_chat_format_are_told(
+    tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+    flag: str,
+    profile: Profile,
+    name: str,
+    is_told: bool,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ChatEncoder(tokenizer, profile, from_values(ChatConfig, {flag: name}))
+    spelt = "--" + flag.replace("_", "-")
+    told = [f"{spelt} {name}: this model's chat format is {profile.parser}"]
+    assert caplog.messages == (told if is_told else [])

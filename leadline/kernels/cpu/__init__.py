@@ -30,8 +30,8 @@ IMPLEMENTATIONS = {
         rope.rotate,
         linear.linear,
         mhc.mhc_coefficients,
-        mhc.mhc_head,
         mhc.mhc_collapse,
+        mhc.mhc_enter,
         mhc.mhc_expand,
         kv_store.pack_rows,
         kv_store.unpack_rows,
@@ -53,5 +53,7 @@ IMPLEMENTATIONS = {
         engram.engram_inject,
         sampling.logprobs,
         window.plan_window,
+        window.norm_rotate_store,
+        window.norm_query_store_window,
     )
 }

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import as_bytes, decode_row
+from leadline.kernels.cpu.formats import load_row, pages_of
 from leadline.kernels.cpu.jit import (
     F1,
     F2,
@@ -25,10 +25,12 @@ from leadline.kernels.cpu.jit import (
 from leadline.kernels.cpu.kv_store import unpack_rows
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
+from leadline.kernels.records import Record
 from leadline.kernels.reference import attention
 from leadline.kernels.reference.quant import store_fp8_32
 
-_NO_PAGES = np.empty((0, 1, 0), np.uint8)
+_NO_BYTES, _NO_FLOATS = np.empty((0, 1, 0), np.uint8), np.empty((0, 1, 0), np.float32)
+_NO_COUNTS = np.empty(0, np.int64)
 
 
 @in_float32(attention.sparse_attention)
@@ -54,24 +56,20 @@ def sparse_attention(
 
     Rows of the window belong to many queries, so those that any of them sees are unpacked before.
     """
-    pages = (_NO_PAGES, _NO_PAGES, 0) if kv is None else as_bytes(kv)
-    if selected is None:
-        selected = window_index[:, :0]
-    counts = np.zeros(len(q), np.int64) if visible is None else visible
+    pages = (_NO_BYTES, _NO_BYTES, 0, _NO_FLOATS) if kv is None else pages_of(kv)
     seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
-    found = window.gather(seen // window.values.shape[1], seen % window.values.shape[1])
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
         cos,
         sin,
-        unpack_rows(*found, window.record, torch.float32, window.rotary),
+        _window_rows(window, seen),
         place,
         *pages,
         page_table,
         req_of_row,
-        selected,
-        counts,
+        window_index[:, :0] if selected is None else selected,
+        _NO_COUNTS if visible is None else visible,
         sink,
         out,
         logs,
@@ -81,6 +79,15 @@ def sparse_attention(
     if fp8 is not None:
         store_fp8_32(torch.from_numpy(out), *fp8)
     return torch.from_numpy(out)
+
+
+def _window_rows(window: RecordField, seen: Tensor) -> Tensor:
+    """Rows at ``outer * rows of an outer unit + inner``, float32."""
+    if window.record is Record.FLOAT32:
+        return window.values.flatten(0, 1).index_select(0, seen)
+    ring = window.values.shape[1]
+    found = window.gather(seen // ring, seen % ring)
+    return unpack_rows(*found, window.record, torch.float32, window.rotary)
 
 
 def _seen_rows(index: Tensor, num_rows: int) -> tuple[Tensor, NDArray[np.int64]]:
@@ -152,6 +159,7 @@ def _attend(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     selected: I2,
@@ -160,12 +168,11 @@ def _attend(
     out: F3,
     lse: F2,
 ) -> None:
-    """Entries are those that are selected, then so many as are visible: one of both is none."""
     rows, heads, width = q.shape
-    slots, listed = window_index.shape[1] + selected.shape[1], selected.shape[1]
-    for r in range(rows):
-        slots = max(slots, window_index.shape[1] + listed + visible[r])
-    per_page = values.shape[1]
+    per_page, most = values.shape[1], selected.shape[1]
+    for r in range(visible.shape[0]):
+        most = max(most, visible[r])
+    slots = window_index.shape[1] + most
     keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
     turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
     scale = np.float32(width**-0.5)
@@ -176,12 +183,13 @@ def _attend(
                 for i in range(width):
                     keys[count, i] = window[window_index[r, j], i]
                 count += 1
-        for j in range(listed + visible[r]):
-            entry = selected[r, j] if j < listed else j - listed
+        sees_all = visible.shape[0] > 0
+        for j in range(visible[r] if sees_all else selected.shape[1]):
+            entry = j if sees_all else selected[r, j]
             if entry >= 0:
                 page = page_table[req_of_row[r], entry // per_page]
                 entry %= per_page
-                decode_row(values[page, entry], scales[page, entry], record, keys[count])
+                load_row(values, scales, record, floats, page, entry, keys[count])
                 count += 1
         for i in range(cos.shape[1]):
             back[i] = -sin[r, i]

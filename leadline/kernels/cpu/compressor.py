@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from leadline.kernels.cpu.formats import as_bytes, encode_row
+from leadline.kernels.cpu.formats import bytes_of, encode_row
 from leadline.kernels.cpu.hadamard import transform_row
 from leadline.kernels.cpu.jit import F1, F2, I1, I2, Packed, Rings, in_float32, kernel
+from leadline.kernels.cpu.norm import normalise_row
 from leadline.kernels.cpu.rope import rotate_row
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference import compressor
@@ -45,17 +46,13 @@ def store_entries(
     """One pass that pools, one that does the rest."""
     pooled: Tensor | NDArray[Any] = projected
     if open_groups is not None:
-        pooled = np.zeros((len(pos), norm.shape[0]), np.float32)
-        rows = (projected, pos, req_of_row, q_off, slot, seq_len, write_from)
-        if ape is None:
-            ape = norm.new_zeros(1, projected.shape[1] // 2)
-        _pool(*rows, open_groups.numpy(), ape, ratio, pooled)
-    return _norm_and_store(
-        *(pooled, norm, cos, sin, pos, req_of_row, write_from, page_table, entries),
-        ratio=ratio,
-        eps=eps,
-        hadamard=hadamard,
-    )
+        width = norm.shape[0]
+        pooled = np.zeros((len(pos), width), np.float32)
+        biases = np.zeros((ratio, width << overlaps), np.float32) if ape is None else ape
+        place = (pos, req_of_row, q_off, slot, seq_len, write_from)
+        _pool(projected, biases, *place, open_groups.numpy(), overlaps, pooled)
+    rows = (norm, cos, sin, pos, req_of_row, write_from, page_table, entries)
+    return _norm_and_store(pooled, *rows, ratio, eps, hadamard=hadamard)
 
 
 @in_float32(compressor.store_index_keys)
@@ -75,11 +72,8 @@ def store_index_keys(
     eps: float,
 ) -> None:
     """The product of all rows, which is torch's, then one pass."""
-    _norm_and_store(
-        *(F.linear(latent, weight), norm, cos, sin, pos, req_of_row, write_from, page_table, keys),
-        ratio=ratio,
-        eps=eps,
-    )
+    rows = (norm, cos, sin, pos, req_of_row, write_from, page_table, keys)
+    _norm_and_store(F.linear(latent, weight), *rows, ratio, eps, hadamard=False)
 
 
 def _norm_and_store(
@@ -92,23 +86,22 @@ def _norm_and_store(
     write_from: Tensor,
     page_table: Tensor,
     field: RecordField,
-    *,
     ratio: int,
     eps: float,
-    hadamard: bool = False,
+    *,
+    hadamard: bool,
 ) -> Tensor:
     """Rows that close a group, normalised; others are 0."""
     normed = np.zeros(x.shape, np.float32)
-    _store(
-        *(x, norm, cos, sin, pos, req_of_row, write_from, page_table),
-        *(*as_bytes(field), ratio, eps, hadamard, normed),
-    )
+    rows = (x, norm, cos, sin, pos, req_of_row, write_from, page_table)
+    _store(*rows, *bytes_of(field), ratio, eps, hadamard, normed)
     return torch.from_numpy(normed)
 
 
 @kernel
 def _pool(
     projected: F2,
+    biases: F2,
     pos: I1,
     req_of_row: I1,
     q_off: I1,
@@ -116,36 +109,38 @@ def _pool(
     seq_len: I1,
     write_from: I1,
     rings: Rings,
-    ape: F2,
-    ratio: int,
+    overlaps: bool,
     pooled: F2,
 ) -> None:
-    """Softmax over an entry's rows for each channel; then the ring keeps the newest rows."""
-    width, ring, gates = pooled.shape[1], rings.shape[1], projected.shape[1] // 2
+    """Softmax over a group's rows for each channel; then the ring keeps the newest rows."""
+    width, ring, ratio = pooled.shape[1], rings.shape[1], biases.shape[0]
+    gates, span = biases.shape[1], 2 * ratio if overlaps else ratio
+    values, weights = np.empty((span, width), np.float32), np.empty((span, width), np.float32)
     top, total = np.empty(width, np.float32), np.empty(width, np.float32)
     for r in range(pos.shape[0]):
         g = req_of_row[r]
         if g < 0 or (pos[r] + 1) % ratio != 0 or pos[r] < write_from[g]:
             continue
+        count = min(pos[r] + 1, span)  # there is nothing before position 0
         top[:] = -np.inf
-        total[:] = 0
-        for step in range(2):  # the largest gates, then the sums
-            for back in range(min(gates // width * ratio, pos[r] + 1)):
+        for back in range(count):
+            # Of the group's own rows the second half of the channels counts, where there are two.
+            first = width if overlaps and back < ratio else 0
+            old, bias = rings[slot[g], (pos[r] - back) % ring], biases[(pos[r] - back) % ratio]
+            for i in range(width):
+                at = first + i
                 if r - back < q_off[g]:
-                    row = rings[slot[g], (pos[r] - back) % ring]
+                    values[back, i], gate = old[at], old[gates + at]
                 else:
-                    row = projected[r - back]
-                added = ape[(pos[r] - back) % ape.shape[0]]
-                # Of the group before, where entries overlap, the first half counts.
-                first = 0 if back >= ratio else gates - width
-                for i in range(width):
-                    gate = row[gates + first + i] + added[first + i]
-                    if step == 0:
-                        top[i] = max(top[i], gate)
-                    else:
-                        weight = math.exp(gate - top[i])
-                        total[i] += weight
-                        pooled[r, i] += weight * row[first + i]
+                    values[back, i], gate = projected[r - back, at], projected[r - back, gates + at]
+                weights[back, i] = gate + bias[at]
+                top[i] = max(top[i], weights[back, i])
+        total[:] = 0
+        for back in range(count):
+            for i in range(width):
+                weight = math.exp(weights[back, i] - top[i])
+                total[i] += weight
+                pooled[r, i] += weight * values[back, i]
         for i in range(width):
             pooled[r, i] /= total[i]
     for r in range(pos.shape[0]):
@@ -178,12 +173,7 @@ def _store(
         g = req_of_row[r]
         if g < 0 or (pos[r] + 1) % ratio != 0 or pos[r] < write_from[g]:
             continue
-        total = np.float32(0)
-        for i in range(width):
-            total += x[r, i] * x[r, i]
-        scale = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
-        for i in range(width):
-            normed[r, i] = norm[i] * (x[r, i] * scale)
+        normalise_row(x[r], norm, eps, normed[r])
         rotate_row(normed[r], cos[r], sin[r], turned)
         if hadamard:
             transform_row(turned)

@@ -4,17 +4,19 @@ has them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leadline.kernels.cpu.jit import F1, U1, Real, Whole, inline
+from leadline.kernels.cpu.jit import F1, F3, U1, Packed, Real, Whole, inline
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
 
 # Records as kernels tell them apart.
-FP8_32, FP4_16, FP4_32, FP8_64, BFLOAT16, FLOAT32 = 0, 1, 2, 3, 4, 5
+FP8_32, FP4_16, FP4_32, FP8_64, BFLOAT16, FLOAT32 = range(6)
 CODE_OF = {
     Record.FP8_32: FP8_32,
     Record.FP4_16: FP4_16,
@@ -36,11 +38,23 @@ _E4M3_MAX, _E2M1_MAX = np.float32(448.0), np.float32(6.0)
 _FP4_16_FLOOR = np.float32(6.0 * 2.0**-9)
 
 
-def as_bytes(field: RecordField) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
-    """Values and scales of a field, plain ones too, and what kernels call its record."""
+_NO_FLOATS = np.empty((0, 1, 0), np.float32)
+
+
+def bytes_of(field: RecordField) -> tuple[NDArray[Any], NDArray[Any], int]:
+    """What kernels write rows of a field by: values, scales and the code of its record.
+
+    Both are bytes; plain records have no scales.
+    """
     values = field.values.view(torch.uint8)
     scales = values[..., :0] if field.scales is None else field.scales
     return values.numpy(), scales.numpy(), CODE_OF[field.record]
+
+
+def pages_of(field: RecordField) -> tuple[NDArray[Any], NDArray[Any], int, NDArray[Any]]:
+    """What ``load_row`` reads rows of a field by: ``bytes_of``, and float32 where it holds that."""
+    is_float32 = field.record is Record.FLOAT32
+    return *bytes_of(field), field.values.numpy() if is_float32 else _NO_FLOATS
 
 
 @inline
@@ -138,42 +152,50 @@ def _block_of(record: Whole) -> Whole:
 @inline
 def _rotary_of(channels: Whole, values: U1, record: Whole) -> Whole:
     """Channels at a row's end that are bf16, of which each takes one byte more than a code."""
-    return values.shape[0] - channels if record in (FP8_64, BFLOAT16) else 0
+    return values.shape[0] - channels if record == FP8_64 else 0
 
 
 @inline
-def _put_float32(x: F1, values: U1) -> None:
-    for i in range(x.shape[0]):
+def _encode_bfloat16(x: F1, first: Whole, values: U1, at: Whole) -> None:
+    """Channels from ``first`` on, two bytes each from ``at`` on."""
+    for i in range(first, x.shape[0]):
         bits = bits_of(x[i])
-        for byte in range(4):
-            values[4 * i + byte] = (bits >> (8 * byte)) & 0xFF
-
-
-@inline
-def _get_float32(values: U1, out: F1) -> None:
-    for i in range(out.shape[0]):
-        bits = np.int32(0)
-        for byte in range(4):
-            bits |= np.int32(values[4 * i + byte]) << (8 * byte)
-        out[i] = from_bits(bits)
-
-
-@inline
-def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
-    """Quantise a row as a record stores it."""
-    if record == FLOAT32:
-        _put_float32(x, values)
-        return
-    block = _block_of(record)
-    quantized = x.shape[0] - _rotary_of(x.shape[0], values, record)
-    for i in range(quantized, x.shape[0]):
-        bits = bits_of(x[i])
-        at = 2 * i - quantized
         if x[i] == x[i]:
             bits += 0x7FFF + ((bits >> 16) & 1)
         else:
             bits = 0x7FC00000
         values[at], values[at + 1] = (bits >> 16) & 0xFF, (bits >> 24) & 0xFF
+        at += 2
+
+
+@inline
+def _decode_bfloat16(values: U1, at: Whole, first: Whole, out: F1) -> None:
+    """The inverse of ``_encode_bfloat16``."""
+    for i in range(first, out.shape[0]):
+        out[i] = from_bits((np.int32(values[at]) << 16) | (np.int32(values[at + 1]) << 24))
+        at += 2
+
+
+@inline
+def _encode_plain(x: F1, values: U1, record: Whole) -> None:
+    if record == BFLOAT16:
+        _encode_bfloat16(x, 0, values, 0)
+        return
+    for i in range(x.shape[0]):
+        bits = bits_of(x[i])
+        for b in range(4):
+            values[4 * i + b] = (bits >> (8 * b)) & 0xFF
+
+
+@inline
+def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
+    """Quantise a row as a record stores it."""
+    if record >= BFLOAT16:
+        _encode_plain(x, values, record)
+        return
+    block = _block_of(record)
+    quantized = x.shape[0] - _rotary_of(x.shape[0], values, record)
+    _encode_bfloat16(x, quantized, values, quantized)
     for b in range(quantized // block, scales.shape[0]):
         scales[b] = 0
     for b in range(quantized // block):
@@ -201,15 +223,13 @@ def encode_row(x: F1, values: U1, scales: U1, record: Whole) -> None:
 
 @inline
 def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
-    """The inverse of ``encode_row``."""
-    if record == FLOAT32:
-        _get_float32(values, out)
+    """The inverse of ``encode_row``, but for FLOAT32."""
+    if record == BFLOAT16:
+        _decode_bfloat16(values, 0, 0, out)
         return
     block = _block_of(record)
     quantized = out.shape[0] - _rotary_of(out.shape[0], values, record)
-    for i in range(quantized, out.shape[0]):
-        at = 2 * i - quantized
-        out[i] = from_bits((np.int32(values[at]) << 16) | (np.int32(values[at + 1]) << 24))
+    _decode_bfloat16(values, quantized, quantized, out)
     for b in range(quantized // block):
         scale = _E4M3[scales[b]] if record == FP4_16 else _UE8M0[scales[b]]
         if record in (FP8_32, FP8_64):
@@ -219,3 +239,20 @@ def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
             for i in range(b * block // 2, (b + 1) * block // 2):
                 out[2 * i] = _E2M1[values[i] & 15] * scale
                 out[2 * i + 1] = _E2M1[values[i] >> 4] * scale
+
+
+@inline
+def load_row(
+    values: Packed,
+    scales: Packed,
+    record: Whole,
+    floats: F3,
+    outer: Whole,
+    inner: Whole,
+    out: F1,
+) -> None:
+    """A row of a field, as ``pages_of`` has it."""
+    if record == FLOAT32:
+        out[:] = floats[outer, inner]
+    else:
+        decode_row(values[outer, inner], scales[outer, inner], record, out)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leadline.kernels import debug
-from leadline.kernels.cpu.formats import as_bytes, bits_of, decode_row
+from leadline.kernels.cpu.formats import bits_of, load_row, pages_of
 from leadline.kernels.cpu.hadamard import hadamard as transform
 from leadline.kernels.cpu.jit import (
     F2,
@@ -53,15 +53,7 @@ def index_logits(
     scores = np.empty((q.shape[0], num_entries), np.float32)
     if debug.switch.enabled:
         scores.fill(-np.inf)
-    _index_logits(
-        q,
-        weights,
-        *as_bytes(keys),
-        page_table,
-        req_of_row,
-        visible,
-        scores,
-    )
+    _index_logits(q, weights, *pages_of(keys), page_table, req_of_row, visible, scores)
     return torch.from_numpy(scores)
 
 
@@ -84,6 +76,7 @@ def _index_logits(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     visible: I1,
@@ -98,7 +91,7 @@ def _index_logits(
             unpacked, group = np.int64(0), req_of_row[r]
         for j in range(unpacked, visible[r]):
             page, entry = page_table[group, j // per_page], j % per_page
-            decode_row(values[page, entry], scales[page, entry], record, keys[j])
+            load_row(values, scales, record, floats, page, entry, keys[j])
         unpacked = max(unpacked, visible[r])
         for j in range(visible[r]):
             scores[r, j] = _score(q[r], weights[r], keys[j])
@@ -119,17 +112,8 @@ def candidate_logits(
 ) -> Tensor:
     """One key at a time."""
     scores = np.empty((q.shape[0], blocks.shape[1] * block_size), np.float32)
-    _candidate_logits(
-        q,
-        weights,
-        *as_bytes(keys),
-        page_table,
-        req_of_row,
-        blocks,
-        visible,
-        block_size,
-        scores,
-    )
+    rows = (page_table, req_of_row, blocks, visible)
+    _candidate_logits(q, weights, *pages_of(keys), *rows, block_size, scores)
     return torch.from_numpy(scores)
 
 
@@ -140,6 +124,7 @@ def _candidate_logits(
     values: Packed,
     scales: Packed,
     record: int,
+    floats: F3,
     page_table: I2,
     req_of_row: I1,
     blocks: I2,
@@ -157,7 +142,7 @@ def _candidate_logits(
                 scores[r, c] = -np.inf
                 continue
             page, entry = page_table[req_of_row[r], j // per_page], j % per_page
-            decode_row(values[page, entry], scales[page, entry], record, key)
+            load_row(values, scales, record, floats, page, entry, key)
             scores[r, c] = _score(q[r], weights[r], key)
 
 

@@ -9,19 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leadline.kernels.cpu.formats import CODE_OF, decode_row, encode_row
+from leadline.kernels.cpu.formats import BFLOAT16, CODE_OF, decode_row, encode_row
 from leadline.kernels.cpu.jit import F2, I1, U2, Packed, in_float32, kernel
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import kv_store, quant
 
-_PLAIN = (Record.BFLOAT16, Record.FLOAT32)
-
 
 @in_float32(kv_store.pack_rows)
 def pack_rows(x: Tensor, record: Record, rotary: int = 0) -> tuple[Tensor, Tensor | None]:
     """One pass; plain records take the reference, which is a cast."""
-    if record in _PLAIN:
+    if CODE_OF[record] >= BFLOAT16:
         return kv_store.pack_rows(x, record)
     width = x.shape[-1]
     values = np.empty((*x.shape[:-1], record.value_bytes(width, rotary)), np.uint8)

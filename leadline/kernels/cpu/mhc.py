@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.kernels.cpu.jit import F1, F2, F3, Real, in_float32, inline_sums, kernel
+from leadline.kernels.cpu.norm import normalise_row
 from leadline.kernels.reference import mhc
+from leadline.kernels.reference.quant import store_fp8_32
 
 
 @inline_sums
@@ -102,28 +104,14 @@ def _coefficients(
         _sinkhorn(comb[r], rounds, hc_eps)
 
 
-@in_float32(mhc.mhc_head)
-def mhc_head(
-    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, hc_eps: float, eps: float
-) -> Tensor:
-    """Likewise."""
-    flat = streams.reshape(len(streams), fn.shape[1])
-    mix = F.linear(flat, fn)
-    _head(flat, base, scale, hc_eps, eps, mix)
-    return mix
-
-
-@kernel
-def _head(flat: F2, base: F1, scale: F1, hc_eps: float, eps: float, mix: F2) -> None:
-    rows, width = flat.shape
-    one = np.float32(1)
-    for r in range(rows):
-        total = np.float32(0)
+@inline_sums
+def _collapse_row(streams: F2, mix: F1, out: F1) -> None:
+    n, width = streams.shape
+    for i in range(width):
+        out[i] = mix[0] * streams[0, i]
+    for s in range(1, n):
         for i in range(width):
-            total += flat[r, i] * flat[r, i]
-        rms = one / np.sqrt(total / np.float32(width) + eps)
-        for s in range(mix.shape[1]):
-            mix[r, s] = one / (one + math.exp(-(mix[r, s] * rms * scale[0] + base[s]))) + hc_eps
+            out[i] += mix[s] * streams[s, i]
 
 
 @in_float32(mhc.mhc_collapse)
@@ -136,13 +124,32 @@ def mhc_collapse(streams: Tensor, mix: Tensor) -> Tensor:
 
 @kernel
 def _collapse(streams: F3, mix: F2, out: F2) -> None:
-    rows, n, width = streams.shape
-    for r in range(rows):
-        for i in range(width):
-            out[r, i] = mix[r, 0] * streams[r, 0, i]
-        for s in range(1, n):
-            for i in range(width):
-                out[r, i] += mix[r, s] * streams[r, s, i]
+    for r in range(streams.shape[0]):
+        _collapse_row(streams[r], mix[r], out[r])
+
+
+def mhc_enter(
+    streams: Tensor,
+    mix: Tensor,
+    norm_weight: Tensor,
+    *,
+    eps: float,
+    fp8: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The sum and its norm, row by row."""
+    out = np.empty((streams.shape[0], streams.shape[2]), np.float32)
+    _enter(streams, mix, norm_weight, eps, out)
+    u = torch.from_numpy(out)
+    if fp8 is not None:
+        store_fp8_32(u, *fp8)
+    return u
+
+
+@kernel
+def _enter(streams: F3, mix: F2, weight: F1, eps: float, out: F2) -> None:
+    for r in range(streams.shape[0]):
+        _collapse_row(streams[r], mix[r], out[r])
+        normalise_row(out[r], weight, eps, out[r])
 
 
 @in_float32(mhc.mhc_expand)

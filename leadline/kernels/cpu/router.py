@@ -9,8 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import F2, I1, I2, Real, in_float32, inline_sums, kernel
+from leadline.kernels.cpu.jit import F2, I1, I2, Real, in_float32, inline, kernel
 from leadline.kernels.reference import router
+
+
+@inline
+def _score(x: Real) -> Real:
+    """The root of softplus, which beyond 20 is the identity, as torch has it."""
+    return math.sqrt(x if x > 20 else math.log1p(math.exp(x)))
 
 
 @in_float32(router.route)
@@ -47,24 +53,19 @@ def hash_route(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The product and the look-up are torch's, the rest as above."""
-    ids = tid2eid[token_ids].long().sort(-1).values
+    """As ``route``, with the choices of a table."""
+    ids = tid2eid[token_ids].long()
     weights = np.empty(ids.shape, np.float32)
     groups = np.zeros(len(ids), np.int64) if req_of_row is None else req_of_row
-    _weigh(F.linear(x, gate), groups, scale, ids.numpy(), weights)
+    _weigh(F.linear(x, gate), groups, scale, ids, weights)
     return ids, torch.from_numpy(weights)
-
-
-@inline_sums
-def _score(x: Real) -> Real:
-    """As torch does: beyond 20 softplus is the identity."""
-    return math.sqrt(x if x > 20 else math.log1p(math.exp(x)))
 
 
 @kernel
 def _weigh(scores: F2, req_of_row: I1, scale: float, ids: I2, weights: F2) -> None:
     rows, k = ids.shape
     for r in range(rows):
+        ids[r].sort()  # ascending: the order in which outputs are summed
         total = np.float32(1e-20)
         for j in range(k):
             weights[r, j] = _score(scores[r, ids[r, j]])

@@ -1,4 +1,4 @@
-"""Addresses of window rows, in one pass."""
+"""Addresses of window rows, and how they get there, each in one pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.kernels.cpu.jit import I1, I2, kernel
+from leadline.kernels.cpu.formats import bytes_of, encode_row
+from leadline.kernels.cpu.jit import F1, F2, I1, I2, Packed, kernel
+from leadline.kernels.cpu.norm import normalise_row
+from leadline.kernels.cpu.rope import rotate_row
+from leadline.kernels.packed import RecordField
 
 
 def plan_window(
@@ -62,3 +66,63 @@ def _plan(
         else:
             address = q_off[g] + pos[r] - start
             own[1, r], own[2, r] = staging + address // ring, address % ring
+
+
+def norm_rotate_store(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    field: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    *,
+    eps: float,
+) -> None:
+    """As below, without a query."""
+    norm_query_store_window(x, weight[:0], weight, cos, sin, field, outer, inner, eps=eps)
+
+
+def norm_query_store_window(
+    down: Tensor,
+    query_weight: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    window: RecordField,
+    outer: Tensor,
+    inner: Tensor,
+    *,
+    eps: float,
+) -> Tensor:
+    """Row by row, both halves."""
+    query = np.empty((len(down), len(query_weight)), np.float32)
+    place = (*bytes_of(window), outer, inner)
+    _store(down, query_weight, weight, cos, sin, *place, eps, query)
+    return torch.from_numpy(query)
+
+
+@kernel
+def _store(
+    down: F2,
+    query_weight: F1,
+    weight: F1,
+    cos: F2,
+    sin: F2,
+    values: Packed,
+    scales: Packed,
+    record: int,
+    outer: I1,
+    inner: I1,
+    eps: float,
+    query: F2,
+) -> None:
+    rank, row = query_weight.shape[0], np.empty(weight.shape[0], np.float32)
+    for r in range(down.shape[0]):
+        if rank > 0:
+            normalise_row(down[r, :rank], query_weight, eps, query[r])
+        if outer[r] >= 0:
+            normalise_row(down[r, rank:], weight, eps, row)
+            rotate_row(row, cos[r], sin[r], row)
+            place = outer[r], inner[r]
+            encode_row(row, values[place], scales[place], record)

@@ -74,7 +74,7 @@ def paged_keys(record: Record) -> tuple[RecordField, Tensor]:
     return RecordField(record, values, scales), torch.tensor([[5, 1, 3], [2, 0, 4]])
 
 
-@pytest.mark.parametrize("record", [Record.FP4_32, Record.FP8_32, Record.FLOAT32])
+@pytest.mark.parametrize("record", [Record.FP4_32, Record.FP8_32, Record.BFLOAT16, Record.FLOAT32])
 @pytest.mark.parametrize("req_of_row", [[0, 1], [0, 0, 0, 0, 1, 1, 1], [1, 1], [0, 0]], ids=str)
 def test_index_logits(both: Both, req_of_row: list[int], record: Record) -> None:
     keys, table = paged_keys(record)
@@ -110,6 +110,7 @@ def test_index_logits_where_nothing_is_visible(both: Both) -> None:
 @pytest.mark.parametrize("hadamard", [False, True])
 def test_prepare_index_query(both: Both, hadamard: bool) -> None:
     cos, sin = torch.rand(2, 5, 8)
-    fast, wanted = both("prepare_index_query", torch.randn(5, 4, 32), cos, sin, hadamard=hadamard)
+    q = torch.randn(5, 4, 32)
+    fast, wanted = both("prepare_index_query", q, cos, sin, hadamard=hadamard)
     # A rotated value may differ in its last bit, and so fall on the other side of a tie.
     assert (fast != wanted).float().mean() < 0.01

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.cache.pool import make_field
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight, WeightFormat
 from leadline.kernels.records import Record
-from leadline.kernels.registry import Kernels
+from leadline.kernels.reference.quant import quantize_fp8_32
+from leadline.kernels.registry import REFERENCE, Kernels
 from tests.kernels.cpu.conftest import Both
 
 ROWS = (0, 1, 3, 33)
@@ -59,20 +61,6 @@ def test_mhc_coefficients(both: Both, rows: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_mhc_head(both: Both, rows: int) -> None:
-    fast, wanted = both(
-        "mhc_head",
-        activations(rows, 4, 64),
-        torch.randn(4, 256) / 16,
-        torch.randn(4),
-        torch.tensor([1.5]),
-        hc_eps=1e-6,
-        eps=1e-6,
-    )
-    torch.testing.assert_close(fast, wanted, **CLOSE)
-
-
-@pytest.mark.parametrize("rows", ROWS)
 def test_mhc_collapse_and_expand(both: Both, rows: int) -> None:
     streams = activations(rows, 4, 64)
     torch.testing.assert_close(*both("mhc_collapse", streams, torch.rand(rows, 4)), **CLOSE)
@@ -80,6 +68,21 @@ def test_mhc_collapse_and_expand(both: Both, rows: int) -> None:
         *both("mhc_expand", activations(rows, 64), streams, torch.rand(rows, 4), mixing(rows)),
         **CLOSE,
     )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_mhc_enter(both: Both, rows: int) -> None:
+    arguments = (activations(rows, 4, 64), torch.rand(rows, 4), torch.randn(64))
+    torch.testing.assert_close(*both("mhc_enter", *arguments, eps=1e-6), **CLOSE)
+
+
+def test_mhc_enter_in_fp8(numba_kernels: Kernels) -> None:
+    fp8 = torch.empty(3, 64, dtype=torch.uint8), torch.empty(3, 2, dtype=torch.uint8)
+    arguments = (activations(3, 4, 64), torch.rand(3, 4), torch.rand(64))
+    with numba_kernels.active():
+        u = ops.mhc_enter(*arguments, eps=1e-6, fp8=fp8)
+    for made, encoded in zip(fp8, quantize_fp8_32(u), strict=True):
+        assert torch.equal(made, encoded)
 
 
 def mixing(rows: int) -> Tensor:
@@ -117,13 +120,17 @@ def test_route(both: Both, rows: int, per_row: int) -> None:
     torch.testing.assert_close(weights, wanted, **CLOSE)
 
 
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("per_row", [1, 3])
-def test_hash_route(both: Both, per_row: int) -> None:
-    table = torch.stack([torch.randperm(8)[:per_row] for _ in range(50)]).int()
-    groups = torch.tensor([0] * 30 + [-1] * 3)
-    x, gate, tokens = torch.randn(33, 64), torch.randn(8, 64), torch.randint(50, (33,)).int()
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_hash_route(both: Both, rows: int, per_row: int, dtype: torch.dtype) -> None:
+    table = torch.stack([torch.randperm(8)[:per_row] for _ in range(50)]).to(dtype)
+    groups = torch.zeros(rows, dtype=torch.int64)
+    groups[1:2] = -1
     (ids, weights), (wanted_ids, wanted) = both(
-        "hash_route", x, gate, table, tokens, groups, scale=1.5
+        "hash_route",
+        *(torch.randn(rows, 64), torch.randn(8, 64), table, torch.randint(50, (rows,)), groups),
+        scale=1.5,
     )
     assert torch.equal(ids, wanted_ids)
     torch.testing.assert_close(weights, wanted, **CLOSE)
@@ -172,6 +179,35 @@ def test_plan_window(both: Both) -> None:
     assert torch.equal(fast[1][:-2], wanted[1][:-2])
     assert torch.equal(fast[2], wanted[2])
     assert torch.equal(fast[3][:-2], wanted[3][:-2])
+
+
+@pytest.mark.parametrize("record", [Record.FP8_32, Record.FP8_64, Record.BFLOAT16, Record.FLOAT32])
+@pytest.mark.parametrize("rank", [0, 32])
+def test_rows_are_normalised_rotated_and_stored(
+    numba_kernels: Kernels, record: Record, rank: int
+) -> None:
+    """Alone, or beside a query; rows without an address nowhere."""
+    down, weights = activations(5, rank + 96), torch.randn(rank + 96)
+    angles = 1e4 * torch.randn(5, 16)
+    place = (torch.tensor([2, -1, 0, 2, 1]), torch.tensor([1, 0, 2, 0, 2]))
+    made = []
+    for kernels in (numba_kernels, REFERENCE):
+        field = make_field(record, 3, 3, 96, "cpu", 32)
+        rest = (weights[rank:], angles.cos(), angles.sin(), field, *place)
+        with kernels.active():
+            if rank:
+                made.append(ops.norm_query_store_window(down, weights[:rank], *rest, eps=1e-6))
+            else:
+                ops.norm_rotate_store(down, *rest, eps=1e-6)
+        made.append(field.values)
+        made += [] if field.scales is None else [field.scales]
+    half = len(made) // 2
+    for fast, wanted in zip(made[:half], made[half:], strict=True):
+        if fast.dtype == torch.uint8:
+            assert (fast != wanted).float().mean() < 0.01
+        else:
+            tolerance = 2**-7 if fast.dtype is torch.bfloat16 else 2e-5
+            torch.testing.assert_close(fast, wanted, rtol=tolerance, atol=2e-6)
 
 
 def test_route_of_large_scores_and_of_a_broken_row(both: Both) -> None:
