@@ -76,6 +76,28 @@ CLAIMS = (
         shapes=_rows(1, 8, 64, 512, 8192),
     ),
     Claim(
+        name="compressor of V4, norm, RoPE, insert",
+        published="1.4-3x",
+        fused="store_entries",
+        shapes=tuple(
+            f"V4,{kind},{rows}"
+            for kind in ("c4a", "c4a index", "c128a")
+            for rows in _rows(1, 8, 64, 512, 8192)
+        ),
+    ),
+    Claim(
+        name="Q norm, RoPE, window insert of V4",
+        published="10-20x (over eager)",
+        fused="norm_query_store_window",
+        shapes=tuple(f"V4,{rows}" for rows in _rows(1, 8, 64, 512, 8192)),
+    ),
+    Claim(
+        name="attention of V4, inverse RoPE, FP8",
+        published="2-3x (without attention)",
+        fused="sparse_attention",
+        shapes=tuple(f"V4,c4a to FP8,{rows}" for rows in _rows(1, 8, 64)),
+    ),
+    Claim(
         name="WO-A with inverse RoPE",
         published="up to 2.1x",
         fused="output_projection",

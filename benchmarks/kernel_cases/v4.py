@@ -23,7 +23,8 @@ from leadline.kernels.reference import indexer as reference_indexer
 from leadline.kernels.reference import linear as reference_linear
 from leadline.kernels.reference import mhc as reference_mhc
 from leadline.kernels.reference import norm as reference_norm
-from leadline.kernels.reference.rope import rope_angles, rope_frequencies
+from leadline.kernels.reference import quant
+from leadline.kernels.reference.rope import rope_angles, rope_frequencies, rotate
 from leadline.kernels.triton import (
     attention,
     compressor,
@@ -458,6 +459,35 @@ def _attention(kind: str, tokens: int, context: int = 131072) -> Case:
     )
 
 
+def _attention_to_fp8(tokens: int) -> Case:
+    """Outputs rotated back and in FP8, for a projection that takes its input so."""
+    plain = _attention("c4a", tokens)
+
+    def run(how: Callable[..., Tensor], *arguments: Any) -> tuple[Tensor, ...]:
+        *rest, visible = arguments
+        codes = torch.empty(arguments[0].shape, dtype=torch.uint8, device=arguments[0].device)
+        fp8 = codes, codes.new_empty(*codes.shape[:2], WIDTH // 32)
+        return how(*rest, exact_rounding=False, visible=visible, fp8=fp8), *fp8
+
+    def agree(actual: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+        same(actual[1:], quant.quantize_fp8_32(actual[0]))
+        return within(4e-3)(actual[0], wanted[0])
+
+    def steps(*arguments: Any) -> tuple[Tensor, Tensor]:
+        """A rotation and a rounding behind attention, which has done one by then."""
+        out = plain.fused(*arguments)
+        return quant.quantize_fp8_32(rotate(out, *arguments[1:3], inverse=True))
+
+    return dataclasses.replace(
+        plain,
+        shape=f"V4,c4a to FP8,T={tokens}",
+        fused=partial(run, attention.sparse_attention),
+        twin=partial(run, reference_attention.sparse_attention),
+        unfused=steps,
+        check=agree,
+    )
+
+
 _MATRICES = ((1536, 4096), (32768, 1024), (4096, 8192), (8192, 1024))
 
 
@@ -472,8 +502,9 @@ def _cases() -> Iterator[Case]:
     yield from (_output_projection(tokens) for tokens in (1, 8, 64, 8192))
     yield from (_shared_expert(tokens) for tokens in (1, 8, 64, 8192))
     yield from (_routed_experts(tokens) for tokens in (1, 8, 64, 4096))
-    for kind in ("window", "c4a", "c128a"):
-        yield from (_attention(kind, tokens) for tokens in (1, 8, 64, 4096))
+    for layer in ("window", "c4a", "c128a"):
+        yield from (_attention(layer, tokens) for tokens in (1, 8, 64, 4096))
+    yield from (_attention_to_fp8(tokens) for tokens in (1, 8, 64))
     yield from (_index_query(tokens) for tokens in (1, 8, 64, 8192))
     yield from (_index_logits(tokens, 32 * 1024, groups=tokens) for tokens in (1, 8, 64))
     yield _index_logits(2048, 8 * 1024, groups=1)

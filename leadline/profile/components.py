@@ -22,6 +22,7 @@ OF_OP = {
     "mhc_collapse": SEAMS,
     "mhc_enter": SEAMS,
     "mhc_expand": SEAMS,
+    "mhc_head": SEAMS,
     "mhc_seam": SEAMS,
     "route": ROUTER,
     "hash_route": ROUTER,

@@ -18,6 +18,7 @@ from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import attention as reference
 from leadline.kernels.triton import attention_ends, attention_hopper, unpack
+from leadline.kernels.triton.attention_merge import angles, finish, log_sum, merge, rotate
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 from leadline.kernels.triton.quant import store_fp8_32
@@ -26,7 +27,6 @@ _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
 _PART = 32  # slots: the least that a program of its own attends to
 _MOST_SPLITS = 32  # what a program that merges has in registers
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_LN_2 = tl.constexpr(0.6931471805599453)
 _UNIT = unpack.UNIT
 
 
@@ -142,7 +142,7 @@ def sparse_attention(
         extra = bucket(batch_invariance.planned_rows(rows)), width, cos.shape[1], block_heads, _PART
         _ATTEND[block_heads][grid](*arguments, *extra)
     if splits > 1:
-        _merge[(rows, heads)](
+        merge[(rows, heads)](
             partial,
             tops,
             totals,
@@ -325,7 +325,7 @@ def _attend(
             tl.store(at, sums, mask=is_head[:, None])
         else:
             bias = tl.load(sink + head, mask=is_head, other=0.0)
-            result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
+            result = finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
             at = out + (row * num_heads + head[:, None]) * WIDTH + channel
             tl.store(at, result, mask=is_head[:, None])
             if codes is not None:
@@ -333,7 +333,7 @@ def _attend(
                 first = (row * num_heads + head) * WIDTH
                 store_fp8_32(result, codes, exponents, first, inside)
             if lse is not None:
-                tl.store(lse + row * num_heads + head, _log_sum(top, total), mask=is_head)
+                tl.store(lse + row * num_heads + head, log_sum(top, total), mask=is_head)
         query = tl.zeros([HEADS, WIDTH], tl.bfloat16)
         following = row + tl.num_programs(0)
         if following < num_rows:
@@ -355,8 +355,8 @@ def _query(
     """Rotated queries ``[heads, WIDTH]`` of a row, bf16."""
     at = q + row * q_row + head[:, None] * q_head + tl.arange(0, WIDTH)
     query = tl.load(at, mask=is_head[:, None], other=0.0).to(tl.float32)
-    turn_cos, turn_sin = _angles(cos, sin, row, WIDTH, PAIRS)
-    return to_bf16(_rotate(query, turn_cos, turn_sin))
+    turn_cos, turn_sin = angles(cos, sin, row, WIDTH, PAIRS)
+    return to_bf16(rotate(query, turn_cos, turn_sin))
 
 
 @triton.jit
@@ -378,84 +378,6 @@ def _attend_block(query, keys, valid, always, top, total, sums):
         total = total * shrink + tl.sum(exact, axis=1)
         weights = to_bf16(exact)
     return highest, total, dot_bf16(weights, keys, sums * shrink[:, None])
-
-
-@triton.jit
-def _finish(sums, top, total, sink, cos, sin, row, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
-    """Outputs ``[heads, WIDTH]``: divided by the denominator with the sink in it, rotated back."""
-    bias = tl.minimum(sink * _LOG2_E, 1e30)
-    highest = tl.maximum(top, bias)
-    shrink = tl.exp2(top - highest)
-    denominator = (total * shrink + tl.exp2(bias - highest)) * _UNIT
-    # Without a key and a sink there is none, and nothing to divide.
-    factor = shrink / tl.where(denominator == 0, 1.0, denominator)
-    turn_cos, turn_sin = _angles(cos, sin, row, WIDTH, PAIRS)
-    return to_bf16(_rotate(sums * factor[:, None], turn_cos, -turn_sin))
-
-
-@triton.jit
-def _log_sum(top, total):
-    """What a running maximum of base 2 and its denominator stand for; -inf without keys."""
-    return (top + tl.log2(total)) * _LN_2
-
-
-@triton.jit
-def _angles(cos, sin, row, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
-    """Cosines and sines ``[1, WIDTH / 2]`` of all channel pairs; those in front do not turn."""
-    pair = tl.arange(0, WIDTH // 2) - (WIDTH // 2 - PAIRS)
-    at = row * PAIRS + pair
-    turn_cos = tl.load(cos + at, mask=pair >= 0, other=1.0)
-    turn_sin = tl.load(sin + at, mask=pair >= 0, other=0.0)
-    return turn_cos[None, :], turn_sin[None, :]
-
-
-@triton.jit
-def _rotate(x, turn_cos, turn_sin):
-    """Adjacent channels of ``[n, WIDTH]`` as complex numbers, turned."""
-    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-    turned = tl.join(even * turn_cos - odd * turn_sin, even * turn_sin + odd * turn_cos)
-    return tl.reshape(turned, x.shape)
-
-
-@triton.jit
-def _merge(
-    partial,
-    tops,
-    totals,
-    cos,
-    sin,
-    sink,
-    out,
-    lse,
-    codes,
-    exponents,
-    num_splits,
-    WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One head of a row: the sums of all its splits."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = row * tl.num_programs(1) + head
-    channel = tl.arange(0, WIDTH)[None, :]
-    split = tl.arange(0, BLOCK)
-    inside = split < num_splits
-    at = (row * num_splits + split) * tl.num_programs(1) + head
-    tops_of_splits = tl.load(tops + at, mask=inside, other=-1e30)
-    top = tl.max(tops_of_splits, axis=0, keep_dims=True)
-    weights = tl.exp2(tops_of_splits - top)
-    totals_of_splits = tl.load(totals + at, mask=inside, other=0.0)
-    total = tl.sum(weights * totals_of_splits, axis=0, keep_dims=True)
-    sums = tl.load(partial + at[:, None] * WIDTH + channel, mask=inside[:, None], other=0.0)
-    sums = tl.sum(sums * weights[:, None], axis=0, keep_dims=True)
-    bias = tl.load(sink + head)
-    result = _finish(sums, top, total, bias, cos, sin, row, WIDTH, PAIRS)
-    tl.store(out + place * WIDTH + channel, result)
-    if codes is not None:
-        inside = tl.full([1, WIDTH // 32], True, tl.int1)
-        store_fp8_32(result, codes, exponents, place * WIDTH + tl.arange(0, 1), inside)
-    if lse is not None:
-        tl.store(lse + place + tl.arange(0, 1), _log_sum(top, total))
 
 
 _KEY = ("rows_bucket", "WINDOW", "ENTRIES", "WIDTH", "SPLIT", "ALL")

@@ -21,9 +21,10 @@ from leadline.kernels.triton.pack import (
     rotate_pairs,
     store_blocks,
 )
+from leadline.kernels.triton.pooling import pool, refresh_ring
 
 _FEW_ROWS = 1024  # below, a program's latency counts; above, how many run at a time
-_COPIED = 2048  # values that a warp copies at a time
+_COPIED = 1024  # values that a warp copies at a time
 
 
 def store_entries(
@@ -153,7 +154,7 @@ def _store_entries(
     span: tl.constexpr = RATIO * HALVES  # rows of an entry
     program = tl.program_id(0)
     row_programs = tl.cdiv(rows, RATIO)
-    request = (program - row_programs).to(tl.int64)
+    request = tl.cast(program - row_programs, tl.int64)
     # The first row that closes a group, and where rows end; -1 stands for no row.
     row, end, position, begin = -1, -1, tl.zeros((), tl.int64), 0
     ring_of_slot = ring
@@ -196,7 +197,7 @@ def _store_entries(
             row_stride,
             ape,
             ring_of_slot,
-            row.to(tl.int64),
+            tl.cast(row, tl.int64),
             position,
             begin,
             norm,
@@ -220,7 +221,7 @@ def _store_entries(
     if (RING > 0) & (program >= row_programs):
         tl.debug_barrier()  # every thread has read its part of the ring
         kept: tl.constexpr = 2 * HALVES * WIDTH
-        _refresh_ring(
+        refresh_ring(
             *(projected, row_stride, ring_of_slot, q_off, seq_len, request, RING, kept, COPIED)
         )
 
@@ -259,7 +260,7 @@ def _store_entry(
     if RING == 0:
         pooled = tl.load(projected + row * row_stride + channel).to(tl.float32)
     else:
-        pooled = _pool(
+        pooled = pool(
             *(projected, row_stride, ape, ring, row, position, begin, channel),
             *(RATIO, HALVES, RING, WIDTH),
         )
@@ -274,74 +275,6 @@ def _store_entry(
         made = made.reshape(WIDTH // BLOCK, BLOCK)
     values, scales = values + block * 0, scales + block * 0
     store_blocks(made, values, scales, block, block >= 0, RECORD, WIDTH - 2 * HALF)
-
-
-@triton.jit
-def _pool(
-    projected,
-    row_stride,
-    ape,
-    ring,
-    row,
-    position,
-    begin,
-    channel,
-    RATIO: tl.constexpr,
-    HALVES: tl.constexpr,
-    RING: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Softmax of each channel over an entry's rows, some of them at a time, newest first."""
-    span: tl.constexpr = RATIO * HALVES
-    some: tl.constexpr = min(triton.next_power_of_2(span), 8)
-    columns: tl.constexpr = HALVES * WIDTH  # of values, with as many gates behind them
-    largest = tl.full(channel.shape, float("-inf"), tl.float32)
-    total = tl.zeros(channel.shape, tl.float32)
-    pooled = tl.zeros(channel.shape, tl.float32)
-    for first in tl.range(0, span, some):
-        back = first + tl.arange(0, some)[:, None, None]
-        there = (back < span) & (position - back >= 0)
-        kept = ring + (position - back) % RING * (2 * columns)
-        source = tl.where(row - back < begin, kept, projected + (row - back) * row_stride)
-        column = channel[None, :, :]
-        if HALVES == 2:  # the group before gives its first half, the own one its second
-            column += tl.where(back < RATIO, WIDTH, 0)
-        gate = tl.load(source + columns + column, mask=there, other=-float("inf"))
-        value = tl.load(source + column, mask=there, other=0.0)
-        if ape is not None:
-            of_row = ape + (RATIO - 1 - back % RATIO) * columns
-            gate += tl.load(of_row + column, mask=there, other=0.0)
-        above = tl.maximum(largest, tl.max(gate, 0))
-        shrink, weight = tl.exp(largest - above), tl.exp(gate - above[None, :, :])
-        total = total * shrink + tl.sum(weight, 0)
-        pooled = pooled * shrink + tl.sum(weight * value, 0)
-        largest = above
-    return pooled / total
-
-
-@triton.jit
-def _refresh_ring(
-    projected,
-    row_stride,
-    ring,
-    q_off,
-    seq_len,
-    request,
-    RING: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COPIED: tl.constexpr,
-):
-    """Keep the newest rows of a request, each at its position modulo the ring, some at a time."""
-    end = tl.load(q_off + request + 1)
-    length = tl.load(seq_len + request)
-    channel = tl.arange(0, WIDTH)[None, :]
-    row = tl.maximum(tl.load(q_off + request), end - RING)
-    while row < end:
-        some = row + tl.arange(0, triton.next_power_of_2(COPIED))[:, None]
-        value = tl.load(projected + some * row_stride + channel, mask=some < end, other=0.0)
-        place = (length - (end - some)) % RING
-        tl.store(ring + place * WIDTH + channel, value, mask=some < end)
-        row += COPIED
 
 
 def store_index_keys(

@@ -103,7 +103,9 @@ def make_field(record: Record, outer: int, inner: int, device: torch.device) -> 
     if record is Record.FP8_64:
         field = pool_field(record, outer, inner, WIDTH, device, rotary=64)
         rows = torch.randn(outer, inner, WIDTH, device=device)
-        field.values[:], field.scales[:] = pack_rows(rows, record, 64)  # type: ignore[index]
+        fields = field.values, field.scales
+        for stored, packed in zip(fields, pack_rows(rows, record, 64), strict=True):
+            stored.copy_(packed)  # type: ignore[union-attr, arg-type]
         return field
     values, scales = pack_rows(torch.randn(outer, inner, WIDTH, device=device), record)
     if scales is None:
