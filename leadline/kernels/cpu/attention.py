@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leadline.kernels.cpu.exponential import exp
 from leadline.kernels.cpu.formats import load_row, pages_of
 from leadline.kernels.cpu.jit import (
     F1,
@@ -54,17 +55,21 @@ def sparse_attention(
 ) -> Tensor:
     """Row by row: gather and unpack the keys once for all heads, then a softmax of each head.
 
-    Rows of the window belong to many queries, so those that any of them sees are unpacked before.
+    In prompts rows of the window belong to many queries, so those that any of them sees are
+    unpacked before.
     """
     pages = (_NO_BYTES, _NO_BYTES, 0, _NO_FLOATS) if kv is None else pages_of(kv)
-    seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
+    index: Tensor | NDArray[np.int64] = window_index
+    if len(q) > len(page_table):
+        seen, index = _seen_rows(window_index, window.values.shape[:2].numel())
+        window = RecordField(Record.FLOAT32, _window_rows(window, seen).unsqueeze(0), None)
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
         cos,
         sin,
-        _window_rows(window, seen),
-        place,
+        *pages_of(window),
+        index,
         *pages,
         page_table,
         req_of_row,
@@ -113,6 +118,44 @@ def _list_seen(index: I2, place_of: I1, seen: I1, place: I2, count: I1) -> None:
 
 
 @inline_sums
+def _dots(q: F1, keys: F2, out: F1) -> None:
+    """Products with every key: of four at a time, which hide each other's latencies."""
+    count, width = keys.shape
+    whole = count - count % 4
+    for j in range(0, whole, 4):
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(width):
+            a += q[i] * keys[j, i]
+            b += q[i] * keys[j + 1, i]
+            c += q[i] * keys[j + 2, i]
+            d += q[i] * keys[j + 3, i]
+        out[j], out[j + 1], out[j + 2], out[j + 3] = a, b, c, d
+    for j in range(whole, count):
+        dot = np.float32(0)
+        for i in range(width):
+            dot += q[i] * keys[j, i]
+        out[j] = dot
+
+
+@inline_sums
+def _weighted_sum(weights: F1, keys: F2, out: F1) -> None:
+    """Of four keys at a time, so that ``out`` is read and written less."""
+    count, width = keys.shape
+    whole = count - count % 4
+    for i in range(width):
+        out[i] = 0
+    for j in range(0, whole, 4):
+        a, b, c, d = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
+        for i in range(width):
+            out[i] += (a * keys[j, i] + b * keys[j + 1, i]) + (
+                c * keys[j + 2, i] + d * keys[j + 3, i]
+            )
+    for j in range(whole, count):
+        for i in range(width):
+            out[i] += weights[j] * keys[j, i]
+
+
+@inline_sums
 def _attend_head(
     q: F1,
     keys: F2,
@@ -125,26 +168,19 @@ def _attend_head(
     Returns:
         The logarithm of the weights' sum without the sink.
     """
-    count, width = keys.shape
-    top = np.float32(-1e30)
+    count = keys.shape[0]
+    _dots(q, keys, weights)
+    top, of_keys = np.float32(-1e30), np.float32(0)
     for j in range(count):
-        dot = np.float32(0)
-        for i in range(width):
-            dot += q[i] * keys[j, i]
-        weights[j] = dot
-        top = max(top, dot)
-    of_keys, total = np.float32(0), math.exp(sink - top)
-    for i in range(width):
-        out[i] = 0
+        top = max(top, weights[j])
     for j in range(count):
-        weight = math.exp(weights[j] - top)
-        of_keys += weight
-        total += weight
-        for i in range(width):
-            out[i] += weight * keys[j, i]
+        weights[j] = exp(weights[j] - top)
+        of_keys += weights[j]
+    _weighted_sum(weights, keys, out)
+    total = of_keys + math.exp(sink - top)
     if total == 0:  # no key, and a sink of -inf
         total = 1.0
-    for i in range(width):
+    for i in range(out.shape[0]):
         out[i] /= total
     return top + np.log(of_keys)
 
@@ -154,7 +190,10 @@ def _attend(
     q: F3,
     cos: F2,
     sin: F2,
-    window: F2,
+    window_values: Packed,
+    window_scales: Packed,
+    window_record: int,
+    window_floats: F3,
     window_index: I2,
     values: Packed,
     scales: Packed,
@@ -169,7 +208,7 @@ def _attend(
     lse: F2,
 ) -> None:
     rows, heads, width = q.shape
-    per_page, most = values.shape[1], selected.shape[1]
+    ring, per_page, most = window_values.shape[1], values.shape[1], selected.shape[1]
     for r in range(visible.shape[0]):
         most = max(most, visible[r])
     slots = window_index.shape[1] + most
@@ -179,9 +218,18 @@ def _attend(
     for r in range(rows):
         count = 0
         for j in range(window_index.shape[1]):
-            if window_index[r, j] >= 0:
-                for i in range(width):
-                    keys[count, i] = window[window_index[r, j], i]
+            place = window_index[r, j]
+            if place >= 0:
+                load_row(
+                    window_values,
+                    window_scales,
+                    window_record,
+                    window_floats,
+                    place // ring,
+                    place % ring,
+                    keys,
+                    count,
+                )
                 count += 1
         sees_all = visible.shape[0] > 0
         for j in range(visible[r] if sees_all else selected.shape[1]):
@@ -189,7 +237,7 @@ def _attend(
             if entry >= 0:
                 page = page_table[req_of_row[r], entry // per_page]
                 entry %= per_page
-                load_row(values, scales, record, floats, page, entry, keys[count])
+                load_row(values, scales, record, floats, page, entry, keys, count)
                 count += 1
         for i in range(cos.shape[1]):
             back[i] = -sin[r, i]

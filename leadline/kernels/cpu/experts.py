@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leadline.kernels.cpu.exponential import exp
 from leadline.kernels.cpu.formats import clamp, round_trip_fp8
 from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, Whole, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
@@ -31,7 +31,7 @@ def _swiglu_row(
     for i in range(width):
         gate = gate_up[i]
         gate = limit if gate > limit else gate
-        silu = gate / (one + math.exp(-gate))
+        silu = gate / (one + exp(-gate))
         out[i] = silu * clamp(gate_up[width + i], limit) * weight
     if block:
         round_trip_fp8(out, block, out)

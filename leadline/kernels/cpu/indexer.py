@@ -91,7 +91,7 @@ def _index_logits(
             unpacked, group = np.int64(0), req_of_row[r]
         for j in range(unpacked, visible[r]):
             page, entry = page_table[group, j // per_page], j % per_page
-            load_row(values, scales, record, floats, page, entry, keys[j])
+            load_row(values, scales, record, floats, page, entry, keys, j)
         unpacked = max(unpacked, visible[r])
         for j in range(visible[r]):
             scores[r, j] = _score(q[r], weights[r], keys[j])
@@ -133,7 +133,7 @@ def _candidate_logits(
     scores: F2,
 ) -> None:
     per_page = values.shape[1]
-    key = np.empty(q.shape[2], np.float32)
+    key = np.empty((1, q.shape[2]), np.float32)
     for r in range(scores.shape[0]):
         for c in range(scores.shape[1]):
             block = blocks[r, c // block_size]
@@ -142,8 +142,8 @@ def _candidate_logits(
                 scores[r, c] = -np.inf
                 continue
             page, entry = page_table[req_of_row[r], j // per_page], j % per_page
-            load_row(values, scales, record, floats, page, entry, key)
-            scores[r, c] = _score(q[r], weights[r], key)
+            load_row(values, scales, record, floats, page, entry, key, 0)
+            scores[r, c] = _score(q[r], weights[r], key[0])
 
 
 @inline
