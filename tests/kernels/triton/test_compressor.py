@@ -225,7 +225,8 @@ def check(step: Step) -> None:
     wanted, actual = twin.run(reference), step.run(compressor)
     stored = step.stored
     torch.testing.assert_close(actual[stored], wanted[stored], rtol=2**-7, atol=1e-6)
-    assert (actual[stored] != wanted[stored]).sum() <= 0.005 * actual[stored].numel()
+    # A value in two hundred; of a single entry, a few.
+    assert (actual[stored] != wanted[stored]).sum() <= 0.005 * actual[stored].numel() + 3
     if step.ring is not None:
         torch.testing.assert_close(step.ring, twin.ring, rtol=0, atol=0, equal_nan=True)
 
