@@ -15,15 +15,24 @@ import torch
 from torch import Tensor
 
 from leadline.config.presets import TINY_WINDOW128
+from leadline.config.v4_presets import TINY_V4
 from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
 from leadline.kernels.reference.kv_store import unpack_rows
 from leadline.kernels.registry import REFERENCE, Kernels
 from leadline.weights.engram_tables import TableMemory
 from tests.interpreter import interpreter
-from tests.steps import make_stepper
+from tests.steps import Stepper, V4Stepper, make_stepper, make_v4_stepper
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OPTIONS: dict[str, Any] = {
+    "dtype": torch.bfloat16,
+    "packed": True,
+    "device": DEVICE,
+    "num_slots": 4,
+}
+SAMPLING = {"apply_bitmask", "apply_penalties", "greedy", "sample", "logprobs"}
+PARTS = {"grouped_linear", "quantize_index_query"}  # of other ops
 
 # A window-only layer, one with a gated compressor and Engram, one that makes candidates at the
 # cut, and one that selects from them.
@@ -45,6 +54,25 @@ MODEL = dataclasses.replace(
     hc_sinkhorn_iters=5,
     engram_layer_ids=(1,),
     engram_num_embeddings=(630,),
+    num_nextn_predict_layers=0,
+)
+
+# The same of V4: its three kinds of layers, hashed experts in the first two, and rows of the widths
+# that kernels have tiles for. Groups of 16 tokens stand for those of 128.
+V4_MODEL = dataclasses.replace(
+    TINY_V4,
+    num_hidden_layers=4,
+    num_hash_layers=2,
+    head_dim=128,
+    qk_rope_head_dim=64,
+    index_head_dim=64,
+    index_topk=4,
+    n_routed_experts=4,
+    sliding_window=8,
+    compress_ratios=(0, 4, 16, 4),
+    hc_sinkhorn_iters=5,
+    dspark_block_size=0,
+    dspark_target_layer_ids=(),
     num_nextn_predict_layers=0,
 )
 
@@ -70,17 +98,11 @@ def implementations() -> dict[str, Callable[..., Any]]:
     return triton.IMPLEMENTATIONS
 
 
-def run() -> Tensor:
+def run(stepper: Stepper | V4Stepper | None = None) -> Tensor:
     """Logits of all rows: chunks of a prompt beside two short ones, then all three decode."""
     torch.manual_seed(0)
-    stepper = make_stepper(
-        MODEL,
-        dtype=torch.bfloat16,
-        block_size=16,
-        packed=True,
-        device=DEVICE,
-        num_slots=4,
-        table_memory=TableMemory(torch.device(DEVICE)),
+    stepper = stepper or make_stepper(
+        MODEL, **OPTIONS, block_size=16, table_memory=TableMemory(torch.device(DEVICE))
     )
     first, second, third = (
         stepper.start(torch.randint(3, 500, (length,)).tolist()) for length in (36, 5, 3)
@@ -93,6 +115,11 @@ def run() -> Tensor:
     return torch.cat(rows)
 
 
+def run_v4() -> Tensor:
+    """The same of V4."""
+    return run(make_v4_stepper(V4_MODEL, **OPTIONS, block_size=32))
+
+
 def copied(value: Any) -> Any:
     if isinstance(value, RecordField):
         return dataclasses.replace(value, values=copied(value.values), scales=copied(value.scales))
@@ -102,7 +129,8 @@ def copied(value: Any) -> Any:
 def tensors(value: Any) -> list[Tensor]:
     """All of a result, or of arguments, as numbers that can be compared."""
     if isinstance(value, RecordField):
-        return [unpack_rows(value.values, value.scales, value.record, torch.float32)]
+        row = value.values, value.scales, value.record, torch.float32, value.rotary
+        return [unpack_rows(*row)]
     if isinstance(value, tuple | list):
         return [tensor for part in value for tensor in tensors(part)]
     return [value] if isinstance(value, Tensor) else []
@@ -166,10 +194,22 @@ def test_every_op_of_a_run_is_close_to_its_reference_and_so_are_logits(
     with kernels.active():
         actual = run()
     assert deviation(actual, wanted) <= RUNS_CLOSE
-    sampling = {"apply_bitmask", "apply_penalties", "greedy", "sample", "logprobs"}
-    parts = {"grouped_linear", "quantize_index_query"}  # of other ops
-    of_v4 = {"hash_route", "mhc_head"}
-    assert seen == implementations.keys() - sampling - parts - of_v4
+    assert seen == implementations.keys() - SAMPLING - PARTS - {"hash_route", "mhc_head"}
+
+
+def test_so_are_those_of_v4(
+    implementations: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, seen = run_v4(), set[str]()
+    for name, implementation in implementations.items():
+        monkeypatch.setitem(implementations, name, held_to_reference(name, implementation, seen))
+    with Kernels(dict.fromkeys(implementations, "triton")).active():
+        actual = run_v4()
+    assert deviation(actual, wanted) <= RUNS_CLOSE
+    engram = {name for name in implementations if name.startswith("engram")} | {"gather_rows"}
+    candidates = {name for name in implementations if "candidate" in name}
+    of_v41 = engram | candidates | {"mhc_seam", "norm_rotate_store", "store_index_keys"}
+    assert seen == implementations.keys() - SAMPLING - PARTS - of_v41
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "sparse_attention", "routed_experts", "mhc_seam"])

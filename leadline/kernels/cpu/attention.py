@@ -19,7 +19,9 @@ from leadline.kernels.cpu.jit import (
     I2,
     Packed,
     Real,
+    Whole,
     in_float32,
+    inline,
     inline_sums,
     kernel,
 )
@@ -63,6 +65,12 @@ def sparse_attention(
     if len(q) > len(page_table):
         seen, index = _seen_rows(window_index, window.values.shape[:2].numel())
         window = RecordField(Record.FLOAT32, _window_rows(window, seen).unsqueeze(0), None)
+    entries = window_index[:, :0] if selected is None else selected
+    most = entries.shape[1] if visible is None else int(visible.numpy().max(initial=0))
+    slots, width = window_index.shape[1] + most, q.shape[2]
+    # Views of memory that kernels took by themselves would be counted one by one.
+    shapes = ((slots, width), (slots,), (width,), cos.shape[1:])
+    scratch = [np.empty(shape, np.float32) for shape in shapes]
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
@@ -73,9 +81,10 @@ def sparse_attention(
         *pages,
         page_table,
         req_of_row,
-        window_index[:, :0] if selected is None else selected,
+        entries,
         _NO_COUNTS if visible is None else visible,
         sink,
+        *scratch,
         out,
         logs,
     )
@@ -185,6 +194,47 @@ def _attend_head(
     return top + np.log(of_keys)
 
 
+# Each of these is a part of its own, since compilers make vector instructions of short ones only.
+@inline
+def _load_window(
+    values: Packed, scales: Packed, record: Whole, floats: F3, index: I1, keys: F2
+) -> Whole:
+    """Rows at these addresses; how many there are."""
+    ring, count = values.shape[1], 0
+    for j in range(index.shape[0]):
+        if index[j] >= 0:
+            load_row(values, scales, record, floats, index[j] // ring, index[j] % ring, keys, count)
+            count += 1
+    return count
+
+
+@inline
+def _load_selected(
+    values: Packed, scales: Packed, record: Whole, floats: F3, pages: I1, selected: I1, keys: F2
+) -> Whole:
+    """These entries, as above."""
+    per_page, count = values.shape[1], 0
+    for j in range(selected.shape[0]):
+        entry = selected[j]
+        if entry >= 0:
+            page = pages[entry // per_page]
+            load_row(values, scales, record, floats, page, entry % per_page, keys, count)
+            count += 1
+    return count
+
+
+@inline
+def _load_first(
+    values: Packed, scales: Packed, record: Whole, floats: F3, pages: I1, count: Whole, keys: F2
+) -> Whole:
+    """The first entries, as above."""
+    per_page = values.shape[1]
+    for entry in range(count):
+        page = pages[entry // per_page]
+        load_row(values, scales, record, floats, page, entry % per_page, keys, entry)
+    return count
+
+
 @kernel
 def _attend(
     q: F3,
@@ -204,46 +254,37 @@ def _attend(
     selected: I2,
     visible: I1,
     sink: F1,
+    keys: F2,
+    weights: F1,
+    turned: F1,
+    back: F1,
     out: F3,
     lse: F2,
 ) -> None:
     rows, heads, width = q.shape
-    ring, per_page, most = window_values.shape[1], values.shape[1], selected.shape[1]
-    for r in range(visible.shape[0]):
-        most = max(most, visible[r])
-    slots = window_index.shape[1] + most
-    keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
-    turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
     scale = np.float32(width**-0.5)
     for r in range(rows):
-        count = 0
-        for j in range(window_index.shape[1]):
-            place = window_index[r, j]
-            if place >= 0:
-                load_row(
-                    window_values,
-                    window_scales,
-                    window_record,
-                    window_floats,
-                    place // ring,
-                    place % ring,
-                    keys,
-                    count,
+        count = _load_window(
+            window_values, window_scales, window_record, window_floats, window_index[r], keys
+        )
+        if values.shape[0] > 0:
+            pages = page_table[req_of_row[r]]
+            if visible.shape[0] > 0:
+                count += _load_first(
+                    values, scales, record, floats, pages, visible[r], keys[count:]
                 )
-                count += 1
-        sees_all = visible.shape[0] > 0
-        for j in range(visible[r] if sees_all else selected.shape[1]):
-            entry = j if sees_all else selected[r, j]
-            if entry >= 0:
-                page = page_table[req_of_row[r], entry // per_page]
-                entry %= per_page
-                load_row(values, scales, record, floats, page, entry, keys, count)
-                count += 1
+            else:
+                count += _load_selected(
+                    values, scales, record, floats, pages, selected[r], keys[count:]
+                )
         for i in range(cos.shape[1]):
             back[i] = -sin[r, i]
+        # Views that are made once a row, as making one takes as long as some dots.
+        there, ahead, seen = cos[r], sin[r], keys[:count]
         for h in range(heads):
-            rotate_row(q[r, h], cos[r], sin[r], turned)
+            result = out[r, h]
+            rotate_row(q[r, h], there, ahead, turned)
             for i in range(width):
                 turned[i] *= scale
-            lse[r, h] = _attend_head(turned, keys[:count], sink[h], weights, out[r, h])
-            rotate_row(out[r, h], cos[r], back, out[r, h])
+            lse[r, h] = _attend_head(turned, seen, sink[h], weights, result)
+            rotate_row(result, there, back, result)
