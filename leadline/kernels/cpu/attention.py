@@ -188,7 +188,7 @@ def _attend_head(
     _weighted_sum(weights, keys, out)
     total = of_keys + math.exp(sink - top)
     if total == 0:  # no key, and a sink of -inf
-        total = 1.0
+        total = np.float32(1)
     for i in range(out.shape[0]):
         out[i] /= total
     return top + np.log(of_keys)
