@@ -161,6 +161,7 @@ def cases(bench: Bench) -> Iterator[Case]:
             engine.reset_prefix_cache()
             turns = closed_loop(engine, _sessions(vocab_size, sizes, count, seed=0), lanes)
             yield {"arm": arm, "lanes": lanes, "sessions": count, **figures(turns)}
+        del engine  # whose weights leave no room for those of the other arm
 
 
 def _sessions(vocab_size: int, sizes: Sizes, count: int, *, seed: int) -> list[Session]:
