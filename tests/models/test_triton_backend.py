@@ -61,15 +61,16 @@ MODEL = dataclasses.replace(
 # that kernels have tiles for. Groups of 16 tokens stand for those of 128.
 V4_MODEL = dataclasses.replace(
     TINY_V4,
-    num_hidden_layers=4,
+    num_hidden_layers=3,
     num_hash_layers=2,
     head_dim=128,
     qk_rope_head_dim=64,
+    index_n_heads=4,
     index_head_dim=64,
     index_topk=4,
     n_routed_experts=4,
     sliding_window=8,
-    compress_ratios=(0, 4, 16, 4),
+    compress_ratios=(0, 4, 16),
     hc_sinkhorn_iters=5,
     dspark_block_size=0,
     dspark_target_layer_ids=(),
