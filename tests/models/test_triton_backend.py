@@ -198,6 +198,7 @@ def test_every_op_of_a_run_is_close_to_its_reference_and_so_are_logits(
     assert seen == implementations.keys() - SAMPLING - PARTS - {"hash_route", "mhc_head"}
 
 
+@pytest.mark.slow
 def test_so_are_those_of_v4(
     implementations: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
