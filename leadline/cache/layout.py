@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from leadline.config.families import AnyConfig
@@ -45,10 +45,13 @@ class OpenGroup:
     Attributes:
         rows: position ``p`` lies in row ``p % rows``.
         width: float32 values of a row: a compressor's values and gate logits.
+        overlaps: whether entries pool the group before theirs too, so that snapshots hold its rows:
+            at the border of a page no group is open.
     """
 
     rows: int
     width: int
+    overlaps: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -126,9 +129,22 @@ class CacheLayout:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot: window rings and open groups."""
-        rings = self.window_layers * self.ring * self.window_row_bytes
+        return self._ring_bytes + sum(group.num_bytes for group in self._open_groups)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of what a slot holds that is still needed at the border of a page."""
+        groups = (group for group in self._open_groups if group.overlaps)
+        return self._ring_bytes + sum(group.num_bytes for group in groups)
+
+    @property
+    def _ring_bytes(self) -> int:
+        return self.window_layers * self.ring * self.window_row_bytes
+
+    @property
+    def _open_groups(self) -> Iterator[OpenGroup]:
         groups = (group for owner in self.owners for group in (owner.open_kv, owner.open_index))
-        return rings + sum(group.num_bytes for group in groups if group is not None)
+        return (group for group in groups if group is not None)
 
     def sequence_bytes(self, num_tokens: int) -> int:
         """Bytes of KV of a sequence as they are published: its pages, and a window of every layer.
@@ -263,7 +279,7 @@ def _open_group(
     if not overlaps:
         return OpenGroup(_round_up(ratio - 1 + rows_per_decode, 8), 2 * width)
     rows = max(2 * ratio - 1 + rows_per_decode, ratio + 2 * rows_per_decode)
-    return OpenGroup(_round_up(rows, 8), 2 * 2 * width)
+    return OpenGroup(_round_up(rows, 8), 2 * 2 * width, overlaps=True)
 
 
 def _round_up(size: int, step: int) -> int:

@@ -36,6 +36,7 @@ class CachePool:
         num_pages: int,
         num_slots: int,
         step_rows: int,
+        num_snapshots: int = 0,
         wide: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -46,6 +47,7 @@ class CachePool:
             num_pages: of each field of pages.
             num_slots: of each field of slots.
             step_rows: the most rows of a step.
+            num_snapshots: of the slots the last, which only ever hold what ``copy_slots`` copies.
             wide: dtype of open groups.
             device: of all tensors.
         """
@@ -58,8 +60,14 @@ class CachePool:
         self.open_groups: dict[int, Tensor] = {}
         self.open_index_groups: dict[int, Tensor] = {}
 
+        self._lasting: list[Tensor] = []
+
         def open_rows(group: OpenGroup) -> Tensor:
-            return torch.zeros(num_slots, group.rows, group.width, dtype=wide, device=device)
+            slots = num_slots if group.overlaps else num_slots - num_snapshots
+            rows = torch.zeros(slots, group.rows, group.width, dtype=wide, device=device)
+            if group.overlaps:
+                self._lasting.append(rows)
+            return rows
 
         for owner in layout.owners:
             rows = layout.entries_per_page(owner)
@@ -82,16 +90,18 @@ class CachePool:
             )
             for _ in range(layout.window_layers)
         ]
+        for window in self.window:
+            self._lasting += [t for t in (window.values, window.scales) if t is not None]
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole slots, ``(from, to)`` each: rings of every layer and open groups.
+        """Copy what slots hold at the border of a page, ``(from, to)`` each.
 
-        A snapshot is taken and restored by this, since a ring holds its rows by position.
+        A snapshot is taken and restored by this, since a ring holds its rows by position: windows
+        of every layer, and open rows that entries behind the border pool (1.5).
         """
         if not pairs:
             return
-        fields = [t for f in self.window for t in (f.values, f.scales) if t is not None]
-        for tensor in (*fields, *self._open_rows):
+        for tensor in self._lasting:
             for source, target in pairs:
                 tensor[target].copy_(tensor[source])
 
@@ -100,11 +110,8 @@ class CachePool:
         """Bytes of every tensor: of pages, slots and the staged rows of a step (invariant 7)."""
         fields = [*self.kv.values(), *self.index.values(), *self.window]
         tensors = [t for f in fields for t in (f.values, f.scales) if t is not None]
-        return sum(t.numel() * t.element_size() for t in (*tensors, *self._open_rows))
-
-    @property
-    def _open_rows(self) -> list[Tensor]:
-        return [*self.open_groups.values(), *self.open_index_groups.values()]
+        tensors += [*self.open_groups.values(), *self.open_index_groups.values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def make_field(

@@ -14,7 +14,7 @@ class CacheSize:
 
     Attributes:
         page_size: token positions of a page.
-        num_snapshots: rows of the slot tensors behind ``num_slots``, for saved slots.
+        num_snapshots: rows of the slot tensors behind ``num_slots``, for what is saved of slots.
     """
 
     num_pages: int
@@ -29,7 +29,8 @@ class CacheSize:
 
     def num_bytes(self, layout: CacheLayout) -> int:
         """Bytes of every page, slot and snapshot together."""
-        return self.num_pages * layout.page_bytes + self.num_slot_rows * layout.slot_bytes
+        slots = self.num_slots * layout.slot_bytes + self.num_snapshots * layout.snapshot_bytes
+        return self.num_pages * layout.page_bytes + slots
 
 
 def pages_of(num_tokens: int, page_size: int) -> int:
@@ -79,9 +80,8 @@ def size_cache(
             "gpu_memory_utilization)"
         )
     spare = budget_bytes - minimum.num_bytes(layout)
-    num_snapshots = int(snapshot_memory_fraction * spare) // layout.slot_bytes
-    spare -= num_snapshots * layout.slot_bytes
+    num_snapshots = int(snapshot_memory_fraction * spare) // layout.snapshot_bytes
+    spare -= num_snapshots * layout.snapshot_bytes
     num_slots = 2 + min(max_num_seqs - 1, spare // 2 // layout.slot_bytes)
-    num_rows = num_slots + num_snapshots
-    num_pages = (budget_bytes - num_rows * layout.slot_bytes) // layout.page_bytes
+    num_pages += (spare - (num_slots - 2) * layout.slot_bytes) // layout.page_bytes
     return CacheSize(num_pages, num_slots, layout.page_size, num_snapshots)

@@ -234,7 +234,8 @@ def engine_around(
     pool = CachePool(
         layout,
         num_pages=size.num_pages,
-        num_slots=size.num_slots + size.num_snapshots,
+        num_slots=size.num_slot_rows,
+        num_snapshots=size.num_snapshots,
         step_rows=config.scheduler.max_num_batched_tokens,
         wide=loaded.wide,
         device=device,

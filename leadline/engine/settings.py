@@ -167,8 +167,8 @@ def _policy_without_replay(config: CacheConfig, model: V4Config) -> ReplayPolicy
     for name in names:
         if wanted := getattr(config, name):
             raise ConfigError(
-                f"{name} is {wanted}, but DeepSeek-V4 has no bounded replay: every layer makes "
-                "compressed entries that last, and replayed rows would falsify them; leave it out. "
+                f"{name} is {wanted}, but DeepSeek-V4 has no bounded replay: what every layer "
+                "compresses behind a replay would be approximate, and would last; leave it out. "
                 "Prefix hits are exact here, from snapshots"
             )
     logger.info("prefix hits: exact, from snapshots of slots; DeepSeek-V4 has no bounded replay")

@@ -13,7 +13,8 @@ from typing import Any
 
 from leadline.config.args import closest, parse_count, settings
 from leadline.config.engine import EngineConfig
-from leadline.config.model import ModelConfig, load_model_config, model_config_to_json
+from leadline.config.families import any_config_to_json, load_any_config
+from leadline.config.model import ModelConfig
 from leadline.config.optimization import make_engine_config
 from leadline.core.errors import ConfigError
 from leadline.weights.checkpoint import resolve_checkpoint
@@ -55,7 +56,7 @@ ARMS = {
         ),
         Arm(
             "served",
-            {"swa_bounded_replay": True, "kv_cache_dtype": "auto"},
+            {"swa_bounded_replay": None, "kv_cache_dtype": "auto"},
             "what leadline serve does by default",
         ),
     )
@@ -156,8 +157,12 @@ def arm_config(arm: Arm, base: Mapping[str, Any]) -> Iterator[EngineConfig]:
 
 def _overlay(source: Path, folder: Path, changes: Mapping[str, Any]) -> None:
     """A checkpoint of the same files with another ``config.json``."""
-    config = dataclasses.replace(load_model_config(source), **changes)
+    config = load_any_config(source)
+    for key in changes:
+        if not hasattr(config, key):
+            raise ConfigError(f"arm sets {key}, which {source / 'config.json'} does not have")
+    config = dataclasses.replace(config, **changes)
     for file in source.resolve().iterdir():
         if file.name != "config.json":
             (folder / file.name).symlink_to(file)
-    (folder / "config.json").write_text(json.dumps(model_config_to_json(config)))
+    (folder / "config.json").write_text(json.dumps(any_config_to_json(config)))

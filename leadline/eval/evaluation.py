@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from leadline.config.model import load_model_config
+from leadline.config.families import load_any_config
 from leadline.engine.settings import resolve_device
 from leadline.eval.arms import ARMS, arm_config, choose_arms
 from leadline.eval.circumstances import circumstances, progress_bars
@@ -52,7 +52,7 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
     """
     arms = choose_arms(options.arms or DEFAULT_ARMS[options.scale], options.arm)
     folder = resolve_checkpoint(settings["model"], settings.get("revision"))
-    window = load_model_config(folder).sliding_window
+    window = load_any_config(folder).sliding_window
     tokenizer = Tokenizer(folder / "tokenizer.json")
     encoder = ChatEncoder(tokenizer, choose_profile("auto", folder))
     shared = {

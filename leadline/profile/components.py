@@ -67,11 +67,12 @@ OF_OP = {
 OF_CALLER = {
     "linear": {
         "Attention": PROJECTIONS,
+        "LatentAttention": PROJECTIONS,
         "Compressor": INDEX_PROJECTIONS,
-        "Indexer": INDEX_PROJECTIONS,
+        "EntryScores": INDEX_PROJECTIONS,
         "Engram": ENGRAM,
     },
-    "wide_linear": {"Compressor": INDEX_PROJECTIONS, "DeepseekV41": HEAD},
+    "wide_linear": {"Compressor": INDEX_PROJECTIONS, "Backbone": HEAD},
 }
 
 

@@ -24,9 +24,9 @@ from leadline.cache.prefix import num_full_pages
 from leadline.core.errors import ConfigError
 from leadline.core.request import EngineRequest, Request, SamplingParams, SnapshotKind
 from leadline.engine.engine import Engine
+from leadline.engine.launch import AnyModel
 from leadline.kernels import ops
 from leadline.kernels.packed import RecordField
-from leadline.models.deepseek_v41.model import DeepseekV41
 
 # Rows that are made at once: of official heads, 128 MB in float32.
 _ROWS_AT_ONCE = 2**16
@@ -40,7 +40,7 @@ def start_decoding(
     Without prefix caching that takes as long as the prompts do.
 
     Args:
-        engine: of ``DeepseekV41``.
+        engine: of a model with weights.
         batch: greedy requests, whose texts share nothing.
         context: tokens of each prompt.
         max_tokens: of each answer, end tokens or not; at least the first is drawn here, and more
@@ -83,7 +83,7 @@ def remember(engine: Engine, texts: Iterable[Sequence[int]], *, seed: int = 0) -
     a slot is saved in front of the last rows of each text, as long as there is room for any.
 
     Args:
-        engine: of ``DeepseekV41``; pages that nobody holds may be evicted.
+        engine: of a model with weights; pages that nobody holds may be evicted.
         texts: token ids.
         seed: of the records.
 
@@ -91,7 +91,7 @@ def remember(engine: Engine, texts: Iterable[Sequence[int]], *, seed: int = 0) -
         ConfigError: a text needs more pages than are free.
     """
     model, cache = engine.model, engine.cache
-    assert isinstance(model, DeepseekV41)
+    assert isinstance(model, AnyModel)
     fields, config = model.cache, model.config
     records = _RandomRecords(seed, model.embed.device)
     for text in texts:
@@ -102,9 +102,10 @@ def remember(engine: Engine, texts: Iterable[Sequence[int]], *, seed: int = 0) -
                 f"a context of {len(text)} tokens needs {cache.pages_of(len(text))} pages, but "
                 f"{cache.num_free_pages} are free; give the cache more (kv_cache_memory_bytes)"
             )
-        for layer in fields.kv:
-            records.fill(fields.kv[layer], request.pages, config.head_dim)
-            records.fill(fields.index[layer], request.pages, config.index_head_dim)
+        for entries in fields.kv.values():
+            records.fill(entries, request.pages, config.head_dim)
+        for keys in fields.index.values():
+            records.fill(keys, request.pages, config.index_head_dim)
         boundary = num_full_pages(len(text) - 1, cache.page_size) * cache.page_size
         if cache.takes_snapshots and boundary:
             slot = cache.save_snapshot(request, boundary, SnapshotKind.PROMPT_END)

@@ -8,6 +8,7 @@ import torch
 
 from leadline.cache.layout import OpenGroup, cache_layout
 from leadline.cache.pool import CachePool
+from leadline.cache.sizing import CacheSize
 from leadline.config.families import load_any_config
 from leadline.config.presets import any_preset, preset
 from leadline.config.v4 import V4Config
@@ -66,9 +67,9 @@ def test_tensors_are_as_large_as_the_layout_says(
     """Invariant 7 of cache-and-scheduling."""
     config = any_preset(name)
     layout = cache_layout(config, kv_cache_dtype=kv_cache_dtype, block_size=block_size)
-    pool = CachePool(layout, num_pages=5, num_slots=3, step_rows=200)
-    slots = 3 * layout.slot_bytes + layout.staging_bytes(200)
-    assert pool.num_bytes == 5 * layout.page_bytes + slots
+    pool = CachePool(layout, num_pages=5, num_slots=7, num_snapshots=4, step_rows=200)
+    size = CacheSize(num_pages=5, num_slots=3, page_size=block_size, num_snapshots=4)
+    assert pool.num_bytes == size.num_bytes(layout) + layout.staging_bytes(200)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_page_and_slot_of_v4(config: V4Config, page: int, slot: int) -> None:
     """The page of ``--kv-cache-dtype auto``; cache-and-scheduling 1.3, with three stages."""
     layout = cache_layout(config, with_draft=True)
     assert (layout.page_bytes, layout.slot_bytes) == (page, slot)
+    assert layout.snapshot_bytes < 0.45 * slot
     assert cache_layout(config, with_draft=True, kv_cache_dtype="fp8") == layout
 
 
@@ -98,8 +100,8 @@ def test_a_v4_page_holds_64_and_2_entries_and_slots_the_open_groups() -> None:
     dense, sparse = layout.owners[1], layout.owners[2]
     assert (layout.entries_per_page(sparse), layout.entries_per_page(dense)) == (64, 2)
     assert (sparse.has_index, dense.has_index) == (True, False)
-    assert sparse.open_kv == OpenGroup(rows=16, width=2048)
-    assert sparse.open_index == OpenGroup(rows=16, width=512)
+    assert sparse.open_kv == OpenGroup(rows=16, width=2048, overlaps=True)
+    assert sparse.open_index == OpenGroup(rows=16, width=512, overlaps=True)
     assert (dense.open_kv, dense.open_index) == (OpenGroup(rows=136, width=1024), None)
 
 
@@ -117,15 +119,20 @@ def test_rings_outlast_the_longest_step(name: str, rows_per_decode: int) -> None
             assert owner.open_index.rows >= owner.ratio + 2 * rows_per_decode
 
 
-def test_slots_of_v4_are_copied_whole() -> None:
-    pool = CachePool(cache_layout(TINY_V4), num_pages=2, num_slots=3, step_rows=8)
-    tensors = [*pool.open_groups.values(), *pool.open_index_groups.values()]
-    assert len(tensors) == 5 + 3
-    for tensor in tensors:
+def test_snapshots_of_v4_have_open_rows_of_entries_that_overlap_alone() -> None:
+    """At the border of a page the groups of 128 tokens are closed (cache-and-scheduling 1.5)."""
+    layout = cache_layout(TINY_V4)
+    pool = CachePool(layout, num_pages=2, num_slots=3, num_snapshots=1, step_rows=8)
+    dense = [pool.open_groups[layer] for layer in (2, 4)]
+    sparse = [*(pool.open_groups[layer] for layer in (1, 3, 5)), *pool.open_index_groups.values()]
+    assert [len(rows) for rows in dense] == [2] * 2
+    assert [len(rows) for rows in sparse] == [3] * 6
+    for tensor in sparse:
         tensor[1].normal_()
     pool.copy_slots([(1, 2)])
-    for tensor in tensors:
+    for tensor in sparse:
         assert torch.equal(tensor[1], tensor[2])
+    assert layout.slot_bytes - layout.snapshot_bytes == 2 * dense[0][0].nbytes
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from leadline.cache.layout import CacheLayout, Owner
+from leadline.cache.layout import CacheLayout, OpenGroup, Owner
 from leadline.cache.sizing import CacheSize, longest_model_len, pages_of, size_cache
 from leadline.core.errors import ConfigError
 from leadline.kernels.records import Record
@@ -75,6 +77,22 @@ def test_snapshots_take_their_share_of_what_one_request_leaves() -> None:
     )
     assert (size.num_slots, size.num_snapshots, size.num_slot_rows) == (9, 20, 29)
     assert budget - PAGE < size.num_bytes(LAYOUT) <= budget
+
+
+def test_snapshots_are_counted_by_what_they_hold_of_a_slot() -> None:
+    owner = Owner(0, 16, open_kv=OpenGroup(rows=24, width=128))
+    layout = replace(LAYOUT, owners=(owner,))
+    assert layout.slot_bytes - layout.snapshot_bytes == 24 * 128 * 4
+    least = CacheSize(num_pages=5, num_slots=2, page_size=PAGE_SIZE).num_bytes(layout)
+    size = size_cache(
+        layout,
+        budget_bytes=least + 100 * layout.snapshot_bytes,
+        max_num_seqs=1,
+        max_model_len=4 * PAGE_SIZE,
+        snapshot_memory_fraction=0.5,
+    )
+    assert size.num_snapshots == 50
+    assert size.num_bytes(layout) <= least + 100 * layout.snapshot_bytes
 
 
 def test_one_request_fits_whatever_snapshots_may_take() -> None:

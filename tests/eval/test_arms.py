@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from leadline.config.engine import EngineConfig
+from leadline.config.families import load_any_config
 from leadline.config.model import load_model_config
 from leadline.core.errors import ConfigError
 from leadline.eval.arms import ARMS, Arm, arm_config, choose_arms, parse_arm
@@ -33,7 +34,7 @@ def test_each_arm_turns_one_switch(
 ) -> None:
     cache = config_of(ARMS[name]).cache
     halves = (cache.swa_replay_lower, cache.swa_replay_upper)
-    both = [cache.swa_bounded_replay if half is None else half for half in halves]
+    both = [cache.swa_bounded_replay is not False if half is None else half for half in halves]
     assert (*both, cache.kv_cache_dtype) == (lower, upper, kv_cache_dtype)
 
 
@@ -60,6 +61,17 @@ def test_dense_selects_everything(model: Path) -> None:
         dense = load_model_config(config.model)
     assert dense.index_topk > dense.max_position_embeddings
     assert dense.candidate_topk_blocks > dense.max_position_embeddings
+
+
+def test_an_arm_of_a_v4_changes_what_its_config_has(random_tiny_v4: Path) -> None:
+    settings = {"model": str(random_tiny_v4)}
+    with arm_config(parse_arm("few:index-topk=3"), settings) as config:
+        assert load_any_config(config.model).index_topk == 3
+    with (
+        pytest.raises(ConfigError, match=r"candidate_topk_blocks, which .* does not have"),
+        arm_config(ARMS["dense"], settings),
+    ):
+        pass
 
 
 def test_an_arm_of_ones_own() -> None:

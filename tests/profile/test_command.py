@@ -17,7 +17,15 @@ from leadline.profile.command import step_bound
 from leadline.profile.measure import Profile
 from leadline.profile.options import ProfileOptions
 from leadline.profile.report import component_table, numbers, step_table
-from leadline.profile.roofline import ATTENTION, COMPONENTS, DENSE_LOGITS, PROJECTIONS, ROUTER
+from leadline.profile.roofline import (
+    ATTENTION,
+    CANDIDATE_LOGITS,
+    COMPONENTS,
+    DENSE_LOGITS,
+    ENGRAM,
+    PROJECTIONS,
+    ROUTER,
+)
 from leadline.profile.trace import OTHER
 
 SMALL = ("--kv-cache-memory-bytes", "32MiB", "--max-model-len", "1024", "--max-num-seqs", "4")
@@ -56,10 +64,12 @@ def test_prompts_are_told_whole(tmp_path: Path) -> None:
     assert all(us > 0 for us in results["components"].values())
 
 
-def test_another_model_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("decode", "tiny-v4", "--load-format", "dummy", *SMALL, *FAST)
-    assert main(["profile", *flags]) == 2
-    assert "knows the components of DeepSeek-V4.1 only" in capsys.readouterr().err
+def test_a_v4_is_told_by_what_it_has(tmp_path: Path) -> None:
+    file, small = tmp_path / "found.json", ("--batch-size", "3", "--context", "700")
+    flags = ("decode", "tiny-v4", "--load-format", "dummy", *small, *SMALL, *FAST)
+    assert main(["profile", *flags, "--json", str(file)]) == 0
+    parts = json.loads(file.read_text())["results"]["components"]
+    assert {name for name, us in parts.items() if not us} == {ENGRAM, CANDIDATE_LOGITS}
 
 
 @pytest.mark.gpu

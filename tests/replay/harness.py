@@ -155,6 +155,7 @@ class Service:
             layout,
             num_pages=self.size.num_pages,
             num_slots=self.size.num_slot_rows,
+            num_snapshots=self.size.num_snapshots,
             step_rows=max_num_batched_tokens,
             wide=model.wide,
         )

@@ -87,7 +87,7 @@ def test_without_the_open_rows_of_a_snapshot_a_v4_answers_otherwise(
         copy_slots(self, pairs)
         for _, target in pairs:
             for rows in getattr(self, group).values():
-                rows[target] = 0
+                rows[target : target + 1] = 0
 
     monkeypatch.setattr(CachePool, "copy_slots", lossy)
     prompts = [tokens_of(3 * 16 + 5, seed) for seed in range(4)]

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leadline.kernels.cpu.exponential import exp
 from leadline.kernels.cpu.formats import load_row, pages_of
 from leadline.kernels.cpu.jit import (
     F1,
@@ -18,7 +19,9 @@ from leadline.kernels.cpu.jit import (
     I2,
     Packed,
     Real,
+    Whole,
     in_float32,
+    inline,
     inline_sums,
     kernel,
 )
@@ -54,23 +57,34 @@ def sparse_attention(
 ) -> Tensor:
     """Row by row: gather and unpack the keys once for all heads, then a softmax of each head.
 
-    Rows of the window belong to many queries, so those that any of them sees are unpacked before.
+    In prompts rows of the window belong to many queries, so those that any of them sees are
+    unpacked before.
     """
     pages = (_NO_BYTES, _NO_BYTES, 0, _NO_FLOATS) if kv is None else pages_of(kv)
-    seen, place = _seen_rows(window_index, window.values.shape[:2].numel())
+    index: Tensor | NDArray[np.int64] = window_index
+    if len(q) > len(page_table):
+        seen, index = _seen_rows(window_index, window.values.shape[:2].numel())
+        window = RecordField(Record.FLOAT32, _window_rows(window, seen).unsqueeze(0), None)
+    entries = window_index[:, :0] if selected is None else selected
+    most = entries.shape[1] if visible is None else int(visible.numpy().max(initial=0))
+    slots, width = window_index.shape[1] + most, q.shape[2]
+    # Views of memory that kernels took by themselves would be counted one by one.
+    shapes = ((slots, width), (slots,), (width,), cos.shape[1:])
+    scratch = [np.empty(shape, np.float32) for shape in shapes]
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
         cos,
         sin,
-        _window_rows(window, seen),
-        place,
+        *pages_of(window),
+        index,
         *pages,
         page_table,
         req_of_row,
-        window_index[:, :0] if selected is None else selected,
+        entries,
         _NO_COUNTS if visible is None else visible,
         sink,
+        *scratch,
         out,
         logs,
     )
@@ -113,6 +127,44 @@ def _list_seen(index: I2, place_of: I1, seen: I1, place: I2, count: I1) -> None:
 
 
 @inline_sums
+def _dots(q: F1, keys: F2, out: F1) -> None:
+    """Products with every key: of four at a time, which hide each other's latencies."""
+    count, width = keys.shape
+    whole = count - count % 4
+    for j in range(0, whole, 4):
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(width):
+            a += q[i] * keys[j, i]
+            b += q[i] * keys[j + 1, i]
+            c += q[i] * keys[j + 2, i]
+            d += q[i] * keys[j + 3, i]
+        out[j], out[j + 1], out[j + 2], out[j + 3] = a, b, c, d
+    for j in range(whole, count):
+        dot = np.float32(0)
+        for i in range(width):
+            dot += q[i] * keys[j, i]
+        out[j] = dot
+
+
+@inline_sums
+def _weighted_sum(weights: F1, keys: F2, out: F1) -> None:
+    """Of four keys at a time, so that ``out`` is read and written less."""
+    count, width = keys.shape
+    whole = count - count % 4
+    for i in range(width):
+        out[i] = 0
+    for j in range(0, whole, 4):
+        a, b, c, d = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
+        for i in range(width):
+            out[i] += (a * keys[j, i] + b * keys[j + 1, i]) + (
+                c * keys[j + 2, i] + d * keys[j + 3, i]
+            )
+    for j in range(whole, count):
+        for i in range(width):
+            out[i] += weights[j] * keys[j, i]
+
+
+@inline_sums
 def _attend_head(
     q: F1,
     keys: F2,
@@ -125,28 +177,62 @@ def _attend_head(
     Returns:
         The logarithm of the weights' sum without the sink.
     """
-    count, width = keys.shape
-    top = np.float32(-1e30)
+    count = keys.shape[0]
+    _dots(q, keys, weights)
+    top, of_keys = np.float32(-1e30), np.float32(0)
     for j in range(count):
-        dot = np.float32(0)
-        for i in range(width):
-            dot += q[i] * keys[j, i]
-        weights[j] = dot
-        top = max(top, dot)
-    of_keys, total = np.float32(0), math.exp(sink - top)
-    for i in range(width):
-        out[i] = 0
+        top = max(top, weights[j])
     for j in range(count):
-        weight = math.exp(weights[j] - top)
-        of_keys += weight
-        total += weight
-        for i in range(width):
-            out[i] += weight * keys[j, i]
+        weights[j] = exp(weights[j] - top)
+        of_keys += weights[j]
+    _weighted_sum(weights, keys, out)
+    total = of_keys + math.exp(sink - top)
     if total == 0:  # no key, and a sink of -inf
         total = 1.0
-    for i in range(width):
+    for i in range(out.shape[0]):
         out[i] /= total
     return top + np.log(of_keys)
+
+
+# Each of these is a part of its own, since compilers make vector instructions of short ones only.
+@inline
+def _load_window(
+    values: Packed, scales: Packed, record: Whole, floats: F3, index: I1, keys: F2
+) -> Whole:
+    """Rows at these addresses; how many there are."""
+    ring, count = values.shape[1], 0
+    for j in range(index.shape[0]):
+        if index[j] >= 0:
+            load_row(values, scales, record, floats, index[j] // ring, index[j] % ring, keys, count)
+            count += 1
+    return count
+
+
+@inline
+def _load_selected(
+    values: Packed, scales: Packed, record: Whole, floats: F3, pages: I1, selected: I1, keys: F2
+) -> Whole:
+    """These entries, as above."""
+    per_page, count = values.shape[1], 0
+    for j in range(selected.shape[0]):
+        entry = selected[j]
+        if entry >= 0:
+            page = pages[entry // per_page]
+            load_row(values, scales, record, floats, page, entry % per_page, keys, count)
+            count += 1
+    return count
+
+
+@inline
+def _load_first(
+    values: Packed, scales: Packed, record: Whole, floats: F3, pages: I1, count: Whole, keys: F2
+) -> Whole:
+    """The first entries, as above."""
+    per_page = values.shape[1]
+    for entry in range(count):
+        page = pages[entry // per_page]
+        load_row(values, scales, record, floats, page, entry % per_page, keys, entry)
+    return count
 
 
 @kernel
@@ -154,7 +240,10 @@ def _attend(
     q: F3,
     cos: F2,
     sin: F2,
-    window: F2,
+    window_values: Packed,
+    window_scales: Packed,
+    window_record: int,
+    window_floats: F3,
     window_index: I2,
     values: Packed,
     scales: Packed,
@@ -165,37 +254,37 @@ def _attend(
     selected: I2,
     visible: I1,
     sink: F1,
+    keys: F2,
+    weights: F1,
+    turned: F1,
+    back: F1,
     out: F3,
     lse: F2,
 ) -> None:
     rows, heads, width = q.shape
-    per_page, most = values.shape[1], selected.shape[1]
-    for r in range(visible.shape[0]):
-        most = max(most, visible[r])
-    slots = window_index.shape[1] + most
-    keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
-    turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
     scale = np.float32(width**-0.5)
     for r in range(rows):
-        count = 0
-        for j in range(window_index.shape[1]):
-            if window_index[r, j] >= 0:
-                for i in range(width):
-                    keys[count, i] = window[window_index[r, j], i]
-                count += 1
-        sees_all = visible.shape[0] > 0
-        for j in range(visible[r] if sees_all else selected.shape[1]):
-            entry = j if sees_all else selected[r, j]
-            if entry >= 0:
-                page = page_table[req_of_row[r], entry // per_page]
-                entry %= per_page
-                load_row(values, scales, record, floats, page, entry, keys[count])
-                count += 1
+        count = _load_window(
+            window_values, window_scales, window_record, window_floats, window_index[r], keys
+        )
+        if values.shape[0] > 0:
+            pages = page_table[req_of_row[r]]
+            if visible.shape[0] > 0:
+                count += _load_first(
+                    values, scales, record, floats, pages, visible[r], keys[count:]
+                )
+            else:
+                count += _load_selected(
+                    values, scales, record, floats, pages, selected[r], keys[count:]
+                )
         for i in range(cos.shape[1]):
             back[i] = -sin[r, i]
+        # Views that are made once a row, as making one takes as long as some dots.
+        there, ahead, seen = cos[r], sin[r], keys[:count]
         for h in range(heads):
-            rotate_row(q[r, h], cos[r], sin[r], turned)
+            result = out[r, h]
+            rotate_row(q[r, h], there, ahead, turned)
             for i in range(width):
                 turned[i] *= scale
-            lse[r, h] = _attend_head(turned, keys[:count], sink[h], weights, out[r, h])
-            rotate_row(out[r, h], cos[r], back, out[r, h])
+            lse[r, h] = _attend_head(turned, seen, sink[h], weights, result)
+            rotate_row(result, there, back, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from leadline.kernels.cpu.exponential import exp
 from leadline.kernels.cpu.formats import bytes_of, encode_row
 from leadline.kernels.cpu.hadamard import transform_row
 from leadline.kernels.cpu.jit import F1, F2, I1, I2, Packed, Rings, in_float32, kernel
@@ -138,7 +138,7 @@ def _pool(
         total[:] = 0
         for back in range(count):
             for i in range(width):
-                weight = math.exp(weights[back, i] - top[i])
+                weight = exp(weights[back, i] - top[i])
                 total[i] += weight
                 pooled[r, i] += weight * values[back, i]
         for i in range(width):

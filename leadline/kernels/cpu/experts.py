@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leadline.kernels.cpu.exponential import exp
 from leadline.kernels.cpu.formats import clamp, round_trip_fp8
 from leadline.kernels.cpu.jit import F1, F2, F3, I2, Real, Whole, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.linear import linear
@@ -31,7 +31,7 @@ def _swiglu_row(
     for i in range(width):
         gate = gate_up[i]
         gate = limit if gate > limit else gate
-        silu = gate / (one + math.exp(-gate))
+        silu = gate / (one + exp(-gate))
         out[i] = silu * clamp(gate_up[width + i], limit) * weight
     if block:
         round_trip_fp8(out, block, out)
@@ -41,11 +41,11 @@ _BLOCK = 4
 
 
 @inline_sums
-def _product(x: F2, weight: F2, out: F2) -> None:
-    """``x W^T`` of at most ``_BLOCK`` rows."""
-    rows, width = x.shape
+def _product(x: F2, weight: F2, count: Whole, out: F2) -> None:
+    """``x W^T`` of the first rows; of others too, where all together take no longer."""
+    width = x.shape[1]
     for o in range(weight.shape[0]):
-        if rows == _BLOCK:
+        if count > 1:
             a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
             for i in range(width):
                 a += x[0, i] * weight[o, i]
@@ -54,11 +54,10 @@ def _product(x: F2, weight: F2, out: F2) -> None:
                 d += x[3, i] * weight[o, i]
             out[0, o], out[1, o], out[2, o], out[3, o] = a, b, c, d
         else:
-            for r in range(rows):
-                total = np.float32(0)
-                for i in range(width):
-                    total += x[r, i] * weight[o, i]
-                out[r, o] = total
+            total = np.float32(0)
+            for i in range(width):
+                total += x[0, i] * weight[o, i]
+            out[0, o] = total
 
 
 @in_float32(experts.shared_expert)
@@ -105,8 +104,8 @@ def _routed_experts(
 ) -> None:
     num_rows, per_row = ids.shape
     num_experts, twice, width = w13.shape
-    inputs, gate_up = np.empty((_BLOCK, width), np.float32), np.empty((_BLOCK, twice), np.float32)
-    hidden = np.empty((_BLOCK, twice // 2), np.float32)
+    inputs, gate_up = np.zeros((_BLOCK, width), np.float32), np.empty((_BLOCK, twice), np.float32)
+    hidden = np.zeros((_BLOCK, twice // 2), np.float32)
     outputs = np.empty((_BLOCK, width), np.float32)
     row_of, weight_of = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.float32)
     # Pairs by expert: counted, summed up, and put in their places.
@@ -133,11 +132,11 @@ def _routed_experts(
                 weight_of[b] = weights[row_of[b], pair % per_row]
                 for i in range(width):
                     inputs[b, i] = x[row_of[b], i]
-            _product(inputs[:count], w13[e], gate_up)
+            _product(inputs, w13[e], count, gate_up)
             for b in range(count):
                 # The weight counts before the rounding (v41-model 5.3).
                 _swiglu_row(gate_up[b], weight_of[b], limit, block, hidden[b])
-            _product(hidden[:count], w2[e], outputs)
+            _product(hidden, w2[e], count, outputs)
             for b in range(count):
                 for i in range(width):
                     out[row_of[b], i] += outputs[b, i]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leadline.kernels.cpu.jit import F1, F3, U1, Packed, Real, Whole, inline
+from leadline.kernels.cpu.jit import F1, F2, F3, U1, Packed, Real, Whole, inline, splice
 from leadline.kernels.packed import RecordField
 from leadline.kernels.records import Record
 from leadline.kernels.reference import quant
@@ -241,7 +241,7 @@ def decode_row(values: U1, scales: U1, record: Whole, out: F1) -> None:
                 out[2 * i + 1] = _E2M1[values[i] >> 4] * scale
 
 
-@inline
+@splice
 def load_row(
     values: Packed,
     scales: Packed,
@@ -249,10 +249,12 @@ def load_row(
     floats: F3,
     outer: Whole,
     inner: Whole,
-    out: F1,
+    out: F2,
+    at: Whole,
 ) -> None:
-    """A row of a field, as ``pages_of`` has it."""
+    """A row of a field, as ``pages_of`` has it, to ``out[at]``."""
     if record == FLOAT32:
-        out[:] = floats[outer, inner]
+        for i in range(out.shape[1]):
+            out[at, i] = floats[outer, inner, i]
     else:
-        decode_row(values[outer, inner], scales[outer, inner], record, out)
+        decode_row(values[outer, inner], scales[outer, inner], record, out[at])

@@ -11,6 +11,7 @@ from leadline.kernels import debug
 from leadline.kernels.cpu.formats import bits_of, load_row, pages_of
 from leadline.kernels.cpu.hadamard import hadamard as transform
 from leadline.kernels.cpu.jit import (
+    F1,
     F2,
     F3,
     I1,
@@ -58,15 +59,17 @@ def index_logits(
 
 
 @inline_sums
-def _score(q: NDArray[np.float32], weights: NDArray[np.float32], key: NDArray[np.float32]) -> Real:
-    score = np.float32(0)
-    for h in range(q.shape[0]):
-        dot = np.float32(0)
-        for i in range(q.shape[1]):
-            dot += q[h, i] * key[i]
-        dot = np.float32(0) if dot < 0 else dot
-        score += dot * weights[h]
-    return score
+def _score(q: F2, weights: F1, keys: F2, count: Whole, scores: F1) -> None:
+    """Of one row against so many keys."""
+    for j in range(count):
+        score = np.float32(0)
+        for h in range(q.shape[0]):
+            dot = np.float32(0)
+            for i in range(q.shape[1]):
+                dot += q[h, i] * keys[j, i]
+            dot = np.float32(0) if dot < 0 else dot
+            score += dot * weights[h]
+        scores[j] = score
 
 
 @kernel
@@ -91,10 +94,9 @@ def _index_logits(
             unpacked, group = np.int64(0), req_of_row[r]
         for j in range(unpacked, visible[r]):
             page, entry = page_table[group, j // per_page], j % per_page
-            load_row(values, scales, record, floats, page, entry, keys[j])
+            load_row(values, scales, record, floats, page, entry, keys, j)
         unpacked = max(unpacked, visible[r])
-        for j in range(visible[r]):
-            scores[r, j] = _score(q[r], weights[r], keys[j])
+        _score(q[r], weights[r], keys, visible[r], scores[r])
 
 
 @in_float32(indexer.candidate_logits)
@@ -133,7 +135,7 @@ def _candidate_logits(
     scores: F2,
 ) -> None:
     per_page = values.shape[1]
-    key = np.empty(q.shape[2], np.float32)
+    key = np.empty((1, q.shape[2]), np.float32)
     for r in range(scores.shape[0]):
         for c in range(scores.shape[1]):
             block = blocks[r, c // block_size]
@@ -142,8 +144,8 @@ def _candidate_logits(
                 scores[r, c] = -np.inf
                 continue
             page, entry = page_table[req_of_row[r], j // per_page], j % per_page
-            load_row(values, scales, record, floats, page, entry, key)
-            scores[r, c] = _score(q[r], weights[r], key)
+            load_row(values, scales, record, floats, page, entry, key, 0)
+            _score(q[r], weights[r], key, 1, scores[r, c:])
 
 
 @inline

@@ -57,6 +57,16 @@ def inline_sums(function: Callable[P, R]) -> Callable[P, R]:
     return compiled
 
 
+def splice(function: Callable[P, R]) -> Callable[P, R]:
+    """A part that becomes lines of its kernel, and rounds as these do.
+
+    For rows of many arrays: arrays that are passed on, and more so views of them, cost more than
+    copying a row does.
+    """
+    compiled: Callable[P, R] = numba.njit(**_PART, inline="always")(function)
+    return compiled
+
+
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Compile a function for the types of its annotations, before its first call.
 

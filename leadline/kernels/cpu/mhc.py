@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leadline.kernels.cpu.exponential import exp
 from leadline.kernels.cpu.jit import F1, F2, F3, Real, in_float32, inline_sums, kernel
 from leadline.kernels.cpu.norm import normalise_row
 from leadline.kernels.reference import mhc
@@ -22,7 +21,7 @@ def _softmax(x: F1, eps: Real) -> None:
     for i in range(1, x.shape[0]):
         top = max(top, x[i])
     for i in range(x.shape[0]):
-        x[i] = math.exp(x[i] - top)
+        x[i] = exp(x[i] - top)
         total += x[i]
     for i in range(x.shape[0]):
         x[i] = x[i] / total + eps
@@ -93,9 +92,9 @@ def _coefficients(
         rms = one / np.sqrt(total / np.float32(width) + eps)
         gate = mixed[r]
         for s in range(n):
-            pre[r, s] = one / (one + math.exp(-(gate[s] * rms * scale[0] + base[s]))) + hc_eps
+            pre[r, s] = one / (one + exp(-(gate[s] * rms * scale[0] + base[s]))) + hc_eps
             at = n + s
-            post[r, s] = np.float32(2) / (one + math.exp(-(gate[at] * rms * scale[1] + base[at])))
+            post[r, s] = np.float32(2) / (one + exp(-(gate[at] * rms * scale[1] + base[at])))
         for i in range(n):
             for o in range(n):
                 at = 2 * n + i * n + o

@@ -74,11 +74,11 @@ class Block:
             assert qr is not None
             return self.attn.read(u, qr, step, cache)
 
-        def expert(u: Tensor) -> Tensor:
+        def feed(u: Tensor) -> Tensor:
             return self.ffn.forward(u, step.rows.req_of_row, token_ids)
 
         x = self._around(attend, x, self.hc_attn, self.attn_norm)
-        return self._around(expert, x, self.hc_ffn, self.ffn_norm)
+        return self._around(feed, x, self.hc_ffn, self.ffn_norm)
 
     def _around(
         self, sublayer: Callable[[Tensor], Tensor], x: Tensor, site: MixSite, norm: Tensor
