@@ -29,13 +29,22 @@ MODES: dict[str, dict[str, Any]] = {
     "bounded, one step at a time": {"async_scheduling": False},
     "small pages": {"block_size": 16},
     "small steps": {"max_num_batched_tokens": 96, "max_num_seqs": 2},
+    "V4": {"model": "v4-tiny"},
+    "V4, small pages and steps": {
+        "model": "v4-tiny",
+        "block_size": 128,
+        "max_num_batched_tokens": 96,
+        "max_num_seqs": 2,
+    },
 }
 
 
-def turns(golden: Path, device: str, **mode: Any) -> list[tuple[int, list[int]]]:
+def turns(
+    golden: Path, device: str, *, model: str = "v41-tiny", **mode: Any
+) -> list[tuple[int, list[int]]]:
     """Four turns of three sessions side by side: cached tokens and answers."""
     llm = LLM(
-        golden / "v41-tiny",
+        golden / model,
         device=device,
         dtype="float32",
         kv_cache_dtype="float32",

@@ -14,7 +14,7 @@ from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.load import CheckpointSource
 from tests import interpreter  # noqa: F401  # before any kernel is imported
 
-# What operations store and read; V4's rows have none yet.
+# Rows of V4, of which some channels are not quantised, have tests of their own.
 V41_RECORDS = sorted({record for records in KV_CACHE_DTYPES.values() for record in records})
 
 

@@ -249,10 +249,10 @@ def _attend(
     is_head = head < num_heads
     channel = tl.arange(0, WIDTH)
     # Two blocks are loaded ahead. A load that another load leads to takes as many stages again;
-    # rows of plain records are so large that only one fits.
-    window_stages: tl.constexpr = 5 if WINDOW == "fp8_32" or WINDOW == "fp8_64" else 3
-    packed: tl.constexpr = ENTRIES == "fp8_32" or ENTRIES == "fp4_16" or ENTRIES == "fp8_64"
-    entry_stages: tl.constexpr = 8 if packed and not ALL else 5
+    # rows of plain records, and of those with channels in bf16, are so large that only one fits.
+    small: tl.constexpr = ENTRIES == "fp8_32" or ENTRIES == "fp4_16"
+    window_stages: tl.constexpr = 5 if WINDOW == "fp8_32" else 3
+    entry_stages: tl.constexpr = (5 if small else 3) if ALL else (8 if small else 5)
     behind_window = tl.cdiv(num_window, PART) * PART
     begin = split * parts_per_split * PART
     end = begin + parts_per_split * PART

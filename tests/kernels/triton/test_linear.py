@@ -86,8 +86,8 @@ def packed_128(*shape: int, device: torch.device, quantizes_input: bool = True) 
 
 
 @pytest.mark.usefixtures("route")
-@pytest.mark.parametrize("count", [1, 5, 9, 70])
-@pytest.mark.parametrize(("rows", "width"), [(320, 128), (80, 384), (200, 416), (33, 32)], ids=str)
+@pytest.mark.parametrize("count", [1, 9, 70])
+@pytest.mark.parametrize(("rows", "width"), [(320, 128), (80, 416), (33, 32)], ids=str)
 def test_tiles_and_input_blocks_of_128(
     device: torch.device, count: int, rows: int, width: int
 ) -> None:
