@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 
 from leadline.config.engine import EngineConfig
-from leadline.config.model import ModelConfig
+from leadline.config.families import AnyConfig
 from leadline.config.optimization import make_engine_config
-from leadline.config.presets import preset
+from leadline.config.presets import any_preset
 from leadline.engine.engine import Engine
 from leadline.engine.launch import LoadedModel, engine_around, load_model
 
@@ -111,8 +111,8 @@ class Bench:
         self.engines = Engines(self.log)
 
     @property
-    def model(self) -> ModelConfig:
-        return preset(self.preset)
+    def model(self) -> AnyConfig:
+        return any_preset(self.preset)
 
     def config(self, **values: Any) -> EngineConfig:
         """Settings of an engine by their names; without a GPU it has no graphs."""

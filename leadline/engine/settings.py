@@ -110,11 +110,18 @@ def resolve_table_memory(
     is named; what a host without a GPU gathers, the system caches by itself.
 
     Raises:
-        ConfigError: they are to be copied to memory that the machine does not have.
+        ConfigError: they are to be copied to memory that the machine does not have, or the model
+            is a V4, which has none.
     """
     wanted, folder = config.engram_tables, config.engram_shared_memory
     for_kernels = device.type == "cuda" and "gather_rows" in kernels.backend_of
-    if isinstance(model, V4Config) or not model.engram_layer_ids or wanted == "mmap":
+    if isinstance(model, V4Config):
+        if wanted != "auto" or folder is not None:
+            raise ConfigError(
+                "DeepSeek-V4 has no Engram tables; leave engram_tables and engram_shared_memory out"
+            )
+        return None
+    if not model.engram_layer_ids or wanted == "mmap":
         return None
     if folder is not None:  # which may hold them already, and says so itself if it is too small
         return TableMemory(device, Path(folder))

@@ -302,7 +302,7 @@ def print_report(report: ModelReport, *, title: str, console: Console) -> None:
         ("KV bytes per token", f"{cache.bytes_per_token:,g}"),
         (f"KV of {report.longest:,} tokens", f"{sequence:,} ({_binary(sequence)})"),
         ("bytes per page", f"{cache.page_bytes:,} ({cache.page_size} tokens)"),
-        ("bytes per slot", f"{cache.slot_bytes:,}"),
+        ("bytes per slot", f"{cache.slot_bytes:,}; {cache.snapshot_bytes:,} of it in a snapshot"),
     ]
     if report.fit is not None:
         lines += _fit_lines(report.fit)

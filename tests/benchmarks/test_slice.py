@@ -53,6 +53,16 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+def test_v4_decodes_without_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "slice.json"
+    command = [sys.executable, "-m", "benchmarks.slice", "--quick", "--threads=1"]
+    only = ["--preset", "tiny-v4", "--sections", "decode", f"--json={path}"]
+    subprocess.run([*command, *only], cwd=ROOT, check=True, capture_output=True)
+    cases = json.loads(path.read_text(encoding="utf-8"))["sections"]["decode"]
+    assert len(cases) == 3
+    assert all(case["us"]["min"] > 0 and case["bound_us"] is None for case in cases)
+
+
 def test_a_run_names_its_command_machine_and_versions(result: dict[str, Any]) -> None:
     assert result["command"].startswith("python -m benchmarks.slice --quick")
     for key in ("date", "commit", "device", "cores", "python", "torch", "preset", "dtype"):

@@ -220,3 +220,15 @@ def test_tables_larger_than_memory_stay_on_the_files_or_are_refused(
     assert "195.6 GiB are free: they stay on the files" in caplog.text
     with pytest.raises(ConfigError, match=r"at most 90% of these .*engram_tables to 'mmap'"):
         resolve_table_memory(replace(CONFIG, engram_tables="memory"), *official)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"engram_tables": "memory"}, {"engram_tables": "mmap"}, {"engram_shared_memory": "/dev/shm"}],
+    ids=str,
+)
+def test_a_model_without_tables_is_told_nothing_of_them(settings: Any) -> None:
+    model: Any = (TINY_V4, CUDA, TRITON)
+    assert resolve_table_memory(CONFIG, *model) is None
+    with pytest.raises(ConfigError, match="DeepSeek-V4 has no Engram tables"):
+        resolve_table_memory(replace(CONFIG, **settings), *model)

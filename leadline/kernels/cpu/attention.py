@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -186,9 +184,9 @@ def _attend_head(
         weights[j] = exp(weights[j] - top)
         of_keys += weights[j]
     _weighted_sum(weights, keys, out)
-    total = of_keys + math.exp(sink - top)
+    total = of_keys + exp(sink - top)
     if total == 0:  # no key, and a sink of -inf
-        total = 1.0
+        total = np.float32(1)
     for i in range(out.shape[0]):
         out[i] /= total
     return top + np.log(of_keys)
