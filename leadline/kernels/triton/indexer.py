@@ -376,7 +376,13 @@ _KEY = ("size_class", "BLOCK_SIZE", "EXACT")
 _decode = tuned(
     [
         triton.Config({"ROWS": 1, "KEYS": keys}, num_warps=warps, num_stages=stages)
-        for keys, warps, stages in ((128, 4, 3), (128, 4, 5), (128, 4, 7), (256, 8, 5))
+        for keys, warps, stages in (
+            (128, 4, 3),
+            (128, 4, 5),
+            (128, 4, 7),
+            (256, 8, 5),
+            (64, 4, 5),  # of V4, a page: one address for all of them
+        )
     ],
     _KEY,
     variant="decode",
