@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,7 +68,9 @@ def test_a_stream_is_the_whole_answer_in_pieces(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_openais_client_gets_a_forced_call(server: Served, stream: bool) -> None:
+def test_r5_openais_client_gets_a_forced_call_behind_free_reasoning(
+    server: Served, stream: bool
+) -> None:
     with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         asked: dict[str, Any] = {
             "model": "tiny",
@@ -84,6 +87,7 @@ def test_openais_client_gets_a_forced_call(server: Served, stream: bool) -> None
         else:
             [answer] = client.chat.completions.create(**asked).choices
     assert answer.finish_reason == "tool_calls"
+    assert (answer.message.model_extra or {})["reasoning_content"]
     assert not answer.message.content
     [call] = answer.message.tool_calls or []
     assert call.function.name == "get_weather"
@@ -148,6 +152,22 @@ def test_c60_a_second_turn_hits_the_first_alike_in_both_dialects(http: httpx.Cli
     assert cached_and_prompt(unshared["usage"]) == (0, length)
     answers = [reply["choices"][0]["token_ids"] for reply in (warm, again, unshared)]
     assert answers[0] == answers[1] == answers[2]
+
+
+# Around pages, the window and the strides 4 and 128, and a long one.
+@pytest.mark.parametrize("length", [127, 128, 129, 131, 255, 256, 257, 1801])
+def test_r7_one_prompt_three_times_is_answered_as_when_cold(
+    http: httpx.Client, length: int
+) -> None:
+    prompt = random.Random(length).choices(range(200, 1000), k=length)
+    body = {**GREEDY, "prompt": prompt, "return_token_ids": True}
+    cold = post(http, "/v1/completions", **body, cache_salt=f"of {length}")
+    replies = [post(http, "/v1/completions", **body) for _ in range(3)]
+    hits = [cached_and_prompt(reply["usage"])[0] for reply in replies]
+    assert hits[0] == 0
+    assert hits[1] == hits[2] == (length - 1) // BLOCK * BLOCK
+    for reply in replies:
+        assert reply["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
 
 
 def test_bounded_replay_is_refused_by_name(random_tiny_v4: Path) -> None:
