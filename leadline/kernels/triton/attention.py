@@ -20,7 +20,7 @@ from leadline.kernels.reference import attention as reference
 from leadline.kernels.triton import attention_ends, attention_hopper, unpack
 from leadline.kernels.triton.attention_merge import angles, finish, log_sum, merge, rotate
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED, bucket, overlapped, tuned
+from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
 from leadline.kernels.triton.quant import store_fp8_32
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
@@ -158,7 +158,6 @@ def sparse_attention(
             cos.shape[1],
             triton.next_power_of_2(splits),
             num_warps=4,
-            **overlapped(),
         )
     return out
 

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from leadline.kernels.triton.formats import to_bf16
-from leadline.kernels.triton.launch import await_previous
 from leadline.kernels.triton.quant import store_fp8_32
 from leadline.kernels.triton.unpack import UNIT
 
@@ -69,7 +68,6 @@ def merge(
     BLOCK: tl.constexpr,
 ):
     """One head of a row: the sums of all its splits."""
-    await_previous()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = row * tl.num_programs(1) + head
     channel = tl.arange(0, WIDTH)[None, :]

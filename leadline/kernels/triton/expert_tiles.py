@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3
-from leadline.kernels.triton.launch import bucket, hold_next, overlapped
+from leadline.kernels.triton.launch import bucket
 from leadline.kernels.triton.mxfp4 import plane_offset
 
 _BLOCK_CHANNELS = 1024
@@ -70,7 +70,6 @@ def prepare(
         INPUT_BLOCK=input_block,
         BLOCK_PAIRS=min(max(bucket(num_pairs), 128), 1024),
         BLOCK_CHANNELS=_BLOCK_CHANNELS,
-        **overlapped(),
     )
     return tiles, planes
 
@@ -130,7 +129,6 @@ def _prepare(
     BLOCK_CHANNELS: tl.constexpr,
 ):
     """A program per expert, then one per row and block of channels."""
-    hold_next()
     program = tl.program_id(0)
     if program < NUM_EXPERTS:
         _sort(ids, pairs, spans, num_pairs, capacity, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)

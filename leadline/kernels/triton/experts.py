@@ -28,7 +28,7 @@ from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton import experts_fp8
 from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3, to_bf16
-from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
+from leadline.kernels.triton.launch import bucket, tuned
 from leadline.kernels.triton.mxfp4 import plane_offset, product
 from leadline.kernels.triton.swiglu import clamped_swiglu
 from leadline.kernels.triton.tuning import Tuner
@@ -70,7 +70,7 @@ def routed_experts(
     added = None if shared is None else shared().contiguous()
     block = min(triton.next_power_of_2(width), 1024)
     _sum_pairs[(num_rows, triton.cdiv(width, block))](
-        outputs, ids.contiguous(), added, out, width, PER_ROW=per_row, BLOCK=block, **overlapped()
+        outputs, ids.contiguous(), added, out, width, PER_ROW=per_row, BLOCK=block
     )
     return out
 
@@ -109,7 +109,6 @@ def _pair_outputs(
         PER_ROW=per_row,
         QUANTIZES=w2.quantizes_input,
         **sizes,
-        **overlapped(),
     )
     outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
     down[lambda meta: (triton.cdiv(width, meta["BLOCK_D"]), capacity)](
@@ -120,7 +119,6 @@ def _pair_outputs(
         tiles.spans,
         outputs,
         **sizes,
-        **overlapped(),
     )
     return outputs
 
@@ -151,7 +149,6 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
 ):
     """Hidden columns of one tile of pairs; ``batch`` is a key of tuning only."""
-    await_previous()
     expert, first, size = span(spans, tl.program_id(1))
     codes += expert * (2 * F * (D // 4))
     scales += expert * (2 * F * (D // 32))
@@ -252,7 +249,6 @@ def _down(
     BLOCK_K: tl.constexpr,
 ):
     """Output columns of one tile of pairs, each pair's row at its own place."""
-    await_previous()
     expert, first, size = span(spans, tl.program_id(1))
     codes += expert * (D * (F // 4))
     scales += expert * (D * (F // 32))
@@ -313,7 +309,6 @@ def _down_tile(
 @triton.jit
 def _sum_pairs(outputs, ids, shared, out, width, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of a token's pairs in their order, but for expert -1, then its row of ``shared``."""
-    await_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)

@@ -102,8 +102,8 @@ def fold_rows(x):
     exponent = tl.maximum(absmax(x, 1).to(tl.int32, bitcast=True) >> 23, 16)
     up = ((269 - exponent) << 23).to(tl.float32, bitcast=True)[:, None]  # amax to [2^15, 2^16)
     power = ((exponent - 15) << 23).to(tl.float32, bitcast=True)
-    # E5M2 is the upper half of float16, which has these values. Where several were the same zero, as
-    # those of heads that do not exist, ``.to`` lost codes: see ``formats.ENCODE_E4M3``.
+    # E5M2 is the upper half of float16, which has these values. A cast lost codes where several are
+    # the same, as are the zeros of heads that do not exist: see ``formats.ENCODE_E4M3``.
     codes = (x * -up).to(tl.float16).to(tl.int16, bitcast=True) >> 8
     return codes.to(tl.int8).to(tl.float8e5, bitcast=True), power
 
