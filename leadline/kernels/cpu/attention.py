@@ -65,10 +65,6 @@ def sparse_attention(
         window = RecordField(Record.FLOAT32, _window_rows(window, seen).unsqueeze(0), None)
     entries = window_index[:, :0] if selected is None else selected
     most = entries.shape[1] if visible is None else int(visible.numpy().max(initial=0))
-    slots, width = window_index.shape[1] + most, q.shape[2]
-    # Views of memory that kernels took by themselves would be counted one by one.
-    shapes = ((slots, width), (slots,), (width,), cos.shape[1:])
-    scratch = [np.empty(shape, np.float32) for shape in shapes]
     out, logs = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
     _attend(
         q,
@@ -82,7 +78,7 @@ def sparse_attention(
         entries,
         _NO_COUNTS if visible is None else visible,
         sink,
-        *scratch,
+        window_index.shape[1] + most,
         out,
         logs,
     )
@@ -252,14 +248,13 @@ def _attend(
     selected: I2,
     visible: I1,
     sink: F1,
-    keys: F2,
-    weights: F1,
-    turned: F1,
-    back: F1,
+    slots: int,
     out: F3,
     lse: F2,
 ) -> None:
     rows, heads, width = q.shape
+    keys, weights = np.empty((slots, width), np.float32), np.empty(slots, np.float32)
+    turned, back = np.empty(width, np.float32), np.empty(cos.shape[1], np.float32)
     scale = np.float32(width**-0.5)
     for r in range(rows):
         count = _load_window(
