@@ -207,6 +207,7 @@ def _window(tokens: int) -> Case:
         check=_alike,
         bytes=tokens * (2 * (RANK + WIDTH) + 2 * RANK + 584),
         rate=Rate.FP32,
+        unfused=partial(run, steps),
     )
 
 
