@@ -138,7 +138,7 @@ class EngineConfig:
             installed, ``reference`` is plain torch, ``numba`` is float32 on a CPU, ``triton``
             bfloat16 on a GPU; behind it ``OP=BACKEND`` for single ones, as in
             ``auto,route=reference``. ``flashinfer`` has ``routed_experts`` only, for Hopper, and
-            does not round their inputs to MXFP8; it has not run on a GPU yet.
+            does not round their inputs to MXFP8.
         batch_invariant: what a token's forward gives does not depend on what else is in the step,
             to the last bit, so that answers can be repeated under any load; ``triton`` only. Steps
             of few rows take as long as those of 128, and prompts several times as long. Reuse of
