@@ -34,10 +34,14 @@ RANDOM_TINY = Path(__file__).parent / "fixtures/random_tiny"
 _RENAMED = {128799: "<｜System｜>", 129264: "<｜deepseek_image｜>"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", default="", help="other random inputs for every test")
+
+
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
     """Seed the global generators from the test's id, whatever ran before it."""
-    seed = zlib.crc32(request.node.nodeid.encode())
+    seed = zlib.crc32(f"{request.node.nodeid}{request.config.getoption('--seed')}".encode())
     random.seed(seed)
     np.random.seed(seed)
     # Tests of the parts without torch must not pay for importing it.
