@@ -20,9 +20,8 @@ from leadline.kernels import ops
 from leadline.models.batch import CacheFields, ForwardBatch
 from leadline.models.common.attention import StepRows
 from leadline.models.common.backbone import Backbone
+from leadline.models.common.block import BlockParts
 from leadline.models.common.layers import at_layer
-from leadline.models.common.mhc import MixSite
-from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
 from leadline.models.common.side_stream import FEW_ROWS, SideStream
@@ -68,7 +67,7 @@ class Streams:
         return ops.mhc_seam(y, self.before, post, comb, self.carry, norm, eps=eps)
 
 
-class Block:
+class Block(BlockParts):
     """One transformer block, cut between filling its caches and attending."""
 
     def __init__(
@@ -81,36 +80,14 @@ class Block:
         mixing: SideStream,
         beside: SideStream,
     ) -> None:
-        prefix, eps = f"layers.{layer}", config.rms_norm_eps
-        self.layer, self.eps = layer, eps
+        super().__init__(params, layer, config, beside=beside)
         self.mixing = mixing
-        self.attn_norm = params.tensor(f"{prefix}.attn_norm.weight")
-        self.ffn_norm = params.tensor(f"{prefix}.ffn_norm.weight")
-        self.hc_attn, self.hc_ffn = (
-            MixSite(
-                params,
-                f"{prefix}.hc_{site}",
-                sinkhorn_iters=config.hc_sinkhorn_iters,
-                hc_eps=config.hc_eps,
-                eps=eps,
-            )
-            for site in ("attn", "ffn")
-        )
         self.attn = Attention(
-            params, f"{prefix}.attn", config, layer, exact_rounding, beside=beside
-        )
-        self.ffn = MoE(
-            params,
-            f"{prefix}.ffn",
-            n_routed_experts=config.n_routed_experts,
-            num_experts_per_tok=config.num_experts_per_tok,
-            routed_scaling_factor=config.routed_scaling_factor,
-            swiglu_limit=config.swiglu_limit,
-            beside=beside,
+            params, f"layers.{layer}.attn", config, layer, exact_rounding, beside=beside
         )
         self.engram: Engram | None = None
         if layer in config.engram_layer_ids:
-            self.engram = Engram(params, f"{prefix}.engram", config)
+            self.engram = Engram(params, f"layers.{layer}.engram", config)
             self.engram_index = config.engram_layer_ids.index(layer)
 
     def begin(
