@@ -22,7 +22,8 @@ def prefill_us(model: AnyConfig, *, prompt: int, replay: bool) -> float | None:
     """Of one prompt; products with FP4 and FP8 weights at the rate of bf16."""
     if not _is_known(model):
         return None
-    return sum(prefill_bound(model, H200_MEASURED, prompt=prompt, replay=replay).values())
+    upper_rows = model.sliding_window if replay else None
+    return sum(prefill_bound(model, H200_MEASURED, prompt=prompt, upper_rows=upper_rows).values())
 
 
 def _is_known(model: AnyConfig) -> TypeGuard[ModelConfig]:

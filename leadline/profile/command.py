@@ -85,11 +85,12 @@ def step_bound(
             window_record_bytes=window,
             index_record_bytes=index,
         )
+    policy = resolve_policy(config.cache, model)
     return prefill_bound(
         model,
         options.machine,
         prompt=options.input_len,
-        replay=resolve_policy(config.cache, model).upper,
+        upper_rows=policy.length if policy.upper else None,
         fp8=options.bound_fp8,
         kv_record_bytes=kv,
         window_record_bytes=window,

@@ -104,7 +104,7 @@ def prefill_bound(
     machine: MachineRates,
     *,
     prompt: int,
-    replay: bool,
+    upper_rows: int | None,
     fp8: bool = False,
     kv_record_bytes: int | None = None,
     window_record_bytes: int | None = None,
@@ -116,7 +116,7 @@ def prefill_bound(
         config: as for ``decode_bound``.
         machine: likewise.
         prompt: tokens.
-        replay: the layers above the cut run on the last ``sliding_window`` rows only.
+        upper_rows: last rows that the layers above the cut run on; None for all.
         fp8: products with FP8 and FP4 weights run at the FP8 rate, otherwise at that of bf16.
         kv_record_bytes: as for ``decode_bound``.
         window_record_bytes: likewise.
@@ -127,7 +127,7 @@ def prefill_bound(
     """
     records = _Records.of(config, kv_record_bytes, window_record_bytes, index_record_bytes)
     lower = _Rows(1, 0, prompt)
-    upper = _Rows(1, max(0, prompt - config.sliding_window), prompt) if replay else lower
+    upper = lower if upper_rows is None else _Rows(1, max(0, prompt - upper_rows), prompt)
     bound = _Bound(config, machine, records, fp8=fp8)
     bound.step(lower, upper, sampled=1)
     return bound.us

@@ -127,6 +127,10 @@ def test_bounds_follow_the_settings() -> None:
     )
     replayed, whole = (step_bound("prefill", options, c, SLICE_96) for c in (config, exact))
     assert whole[ATTENTION] > 1.9 * replayed[ATTENTION]
+    longer = EngineConfig(
+        model="slice-96", load_format="dummy", cache=CacheConfig(swa_replay_length=512)
+    )
+    assert step_bound("prefill", options, longer, SLICE_96)[ATTENTION] > 1.02 * replayed[ATTENTION]
     fast = step_bound("prefill", ProfileOptions(bound_fp8=True), config, SLICE_96)
     assert fast[PROJECTIONS] < 0.7 * replayed[PROJECTIONS]
 
