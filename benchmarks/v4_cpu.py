@@ -74,9 +74,7 @@ class Ours:
             model=str(MODEL),
             dtype="float32",
             device="cpu",
-            cache=CacheConfig(
-                kv_cache_dtype="float32", enable_prefix_caching=False, swa_bounded_replay=False
-            ),
+            cache=CacheConfig(kv_cache_dtype="float32", enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, rows_per_decode=1),
         )
         self._engine = build_engine(config)

@@ -13,7 +13,7 @@ from typing import Any
 
 from leadline.config.args import closest, parse_count, settings
 from leadline.config.engine import EngineConfig
-from leadline.config.families import any_config_to_json, load_any_config
+from leadline.config.families import AnyConfig, any_config_to_json, load_any_config
 from leadline.config.model import ModelConfig
 from leadline.config.optimization import make_engine_config
 from leadline.core.errors import ConfigError
@@ -32,22 +32,29 @@ class Arm:
     Attributes:
         changes: engine settings, or keys of the model's ``config.json`` such as ``index_topk``.
         meaning: a few words for the report.
+        fits_v4: whether DeepSeek-V4 has what is changed.
     """
 
     name: str
     changes: Mapping[str, Any]
     meaning: str = ""
+    fits_v4: bool = False
 
 
 REFERENCE = "exact"
 ARMS = {
     arm.name: arm
     for arm in (
-        Arm(REFERENCE, {}, "every layer on every row, float32 caches"),
+        Arm(REFERENCE, {}, "every layer on every row, float32 caches", fits_v4=True),
         Arm("replay-lower", {"swa_replay_lower": True}, "bounded replay after a prefix hit"),
         Arm("replay-upper", {"swa_replay_upper": True}, "upper layers on the last rows only"),
         Arm("replay-both", {"swa_bounded_replay": True}, "bounded replay of both halves"),
-        Arm("kv-fp8", {"kv_cache_dtype": "fp8"}, "FP8 window and compressed KV, FP4 index"),
+        Arm(
+            "kv-fp8",
+            {"kv_cache_dtype": "fp8"},
+            "FP8 window and compressed KV, FP4 index",
+            fits_v4=True,
+        ),
         Arm("kv-nvfp4", {"kv_cache_dtype": "nvfp4_ds_mla"}, "FP8 window, FP4 compressed and index"),
         Arm(
             "dense",
@@ -58,9 +65,17 @@ ARMS = {
             "served",
             {"swa_bounded_replay": None, "kv_cache_dtype": "auto"},
             "what leadline serve does by default",
+            fits_v4=True,
         ),
     )
 }
+
+
+def default_arms(names: str, config: AnyConfig) -> str:
+    """Those of ``names``, with commas between them, that the model has a use for."""
+    if isinstance(config, ModelConfig):
+        return names
+    return ",".join(name for name in names.split(",") if ARMS[name].fits_v4)
 
 
 def choose_arms(names: str, own: Sequence[str] = ()) -> list[Arm]:

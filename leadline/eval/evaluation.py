@@ -12,7 +12,7 @@ import torch
 
 from leadline.config.families import load_any_config
 from leadline.engine.settings import resolve_device
-from leadline.eval.arms import ARMS, arm_config, choose_arms
+from leadline.eval.arms import ARMS, arm_config, choose_arms, default_arms
 from leadline.eval.circumstances import circumstances, progress_bars
 from leadline.eval.measure import Record, measure
 from leadline.eval.options import EvalOptions, Scale
@@ -50,9 +50,10 @@ def evaluate(options: EvalOptions, settings: Mapping[str, Any], command: str) ->
         ConfigError: options or settings that cannot be used.
         CheckpointError: the model is not there.
     """
-    arms = choose_arms(options.arms or DEFAULT_ARMS[options.scale], options.arm)
     folder = resolve_checkpoint(settings["model"], settings.get("revision"))
-    window = load_any_config(folder).sliding_window
+    config = load_any_config(folder)
+    names = options.arms or default_arms(DEFAULT_ARMS[options.scale], config)
+    arms, window = choose_arms(names, options.arm), config.sliding_window
     tokenizer = Tokenizer(folder / "tokenizer.json")
     encoder = ChatEncoder(tokenizer, choose_profile("auto", folder))
     shared = {

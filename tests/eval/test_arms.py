@@ -9,7 +9,8 @@ from leadline.config.engine import EngineConfig
 from leadline.config.families import load_any_config
 from leadline.config.model import load_model_config
 from leadline.core.errors import ConfigError
-from leadline.eval.arms import ARMS, Arm, arm_config, choose_arms, parse_arm
+from leadline.engine.settings import resolve_policy
+from leadline.eval.arms import ARMS, Arm, arm_config, choose_arms, default_arms, parse_arm
 
 
 def config_of(arm: Arm, **base: Any) -> EngineConfig:
@@ -61,6 +62,18 @@ def test_dense_selects_everything(model: Path) -> None:
         dense = load_model_config(config.model)
     assert dense.index_topk > dense.max_position_embeddings
     assert dense.candidate_topk_blocks > dense.max_position_embeddings
+
+
+def test_arms_of_a_scale_are_those_that_the_model_can_run(
+    random_tiny_v4: Path, random_tiny: Path
+) -> None:
+    names = ",".join(ARMS)
+    assert default_arms(names, load_any_config(random_tiny)) == names
+    of_v4 = default_arms(names, load_any_config(random_tiny_v4)).split(",")
+    assert of_v4 == ["exact", "kv-fp8", "served"]
+    for name in of_v4:
+        with arm_config(ARMS[name], {"model": str(random_tiny_v4)}) as config:
+            resolve_policy(config.cache, load_any_config(random_tiny_v4))
 
 
 def test_an_arm_of_a_v4_changes_what_its_config_has(random_tiny_v4: Path) -> None:
