@@ -25,7 +25,7 @@ from leadline.kernels import batch_invariance
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight
 from leadline.kernels.reference import experts as reference
-from leadline.kernels.triton import experts_fp8
+from leadline.kernels.triton import experts_fp8, experts_hopper
 from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, tuned

@@ -59,7 +59,7 @@ def _expansion(multiply: str = "") -> str:
     return "\n".join(lines)
 
 
-_EXPAND = tl.constexpr(_expansion())
+EXPAND = tl.constexpr(_expansion())
 _EXPAND_WIDE = tl.constexpr(_expansion("fma.rn.bf16x2 t, t, normal, minus0;"))
 
 
@@ -81,7 +81,7 @@ def _expand(words, exponents, WIDE: tl.constexpr):
     else:
         factors = ((exponents.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
     return tl.inline_asm_elementwise(
-        _EXPAND_WIDE if WIDE else _EXPAND,
+        _EXPAND_WIDE if WIDE else EXPAND,
         "=&r,=&r,=&r,=&r,r,r",  # outputs are written before the last look at the inputs
         [words, factors],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
