@@ -29,10 +29,12 @@ class Tiles:
     Attributes:
         pairs: ``[m k]`` int32, pairs by expert, in their order within an expert; -1 behind them.
         spans: ``[capacity]`` int64, one a tile, -1 behind the last; see ``span``.
+        places: ``[m k]`` int32, where among ``pairs`` each pair is; undefined for id -1.
     """
 
     pairs: Tensor
     spans: Tensor
+    places: Tensor
 
 
 def prepare(
@@ -59,6 +61,7 @@ def prepare(
         ids.contiguous(),
         tiles.pairs,
         tiles.spans,
+        tiles.places,
         num_pairs,
         len(tiles.spans),
         x,
@@ -81,6 +84,7 @@ def sort_pairs(ids: Tensor, *, num_experts: int, tile_size: int) -> Tiles:
         ids.contiguous(),
         tiles.pairs,
         tiles.spans,
+        tiles.places,
         ids.numel(),
         len(tiles.spans),
         NUM_EXPERTS=num_experts,
@@ -97,6 +101,7 @@ def _empty_tiles(ids: Tensor, num_experts: int, tile_size: int) -> Tiles:
     return Tiles(
         pairs=torch.empty(num_pairs, dtype=torch.int32, device=ids.device),
         spans=torch.empty(capacity, dtype=torch.int64, device=ids.device),
+        places=torch.empty(num_pairs, dtype=torch.int32, device=ids.device),
     )
 
 
@@ -116,6 +121,7 @@ def _prepare(
     ids,
     pairs,
     spans,
+    places,
     num_pairs,
     capacity,
     x,
@@ -131,7 +137,10 @@ def _prepare(
     """A program per expert, then one per row and block of channels."""
     program = tl.program_id(0)
     if program < NUM_EXPERTS:
-        _sort(ids, pairs, spans, num_pairs, capacity, program, NUM_EXPERTS, TILE, BLOCK_PAIRS)
+        _sort(
+            *(ids, pairs, spans, places, num_pairs, capacity),
+            *(program, NUM_EXPERTS, TILE, BLOCK_PAIRS),
+        )
     else:
         blocks = tl.cdiv(WIDTH, BLOCK_CHANNELS)
         row = ((program - NUM_EXPERTS) // blocks).to(tl.int64)
@@ -145,6 +154,7 @@ def _sort_pairs(
     ids,
     pairs,
     spans,
+    places,
     num_pairs,
     capacity,
     NUM_EXPERTS: tl.constexpr,
@@ -153,7 +163,7 @@ def _sort_pairs(
 ):
     """A program per expert."""
     expert = tl.program_id(0)
-    _sort(ids, pairs, spans, num_pairs, capacity, expert, NUM_EXPERTS, TILE, BLOCK)
+    _sort(ids, pairs, spans, places, num_pairs, capacity, expert, NUM_EXPERTS, TILE, BLOCK)
 
 
 @triton.jit
@@ -161,6 +171,7 @@ def _sort(
     ids,
     pairs,
     spans,
+    places,
     num_pairs,
     capacity,
     expert,
@@ -200,7 +211,9 @@ def _sort(
     start, place = 0, first
     while place < end:  # this expert's pairs may all have been seen before the last block
         mine = (_load_ids(ids, start, num_pairs, BLOCK) == expert).to(tl.int32)
-        tl.store(pairs + place + tl.cumsum(mine) - 1, start + tl.arange(0, BLOCK), mask=mine != 0)
+        pair, at = start + tl.arange(0, BLOCK), place + tl.cumsum(mine) - 1
+        tl.store(pairs + at, pair, mask=mine != 0)
+        tl.store(places + pair, at, mask=mine != 0)
         place += tl.sum(mine)
         start += BLOCK
 

@@ -28,13 +28,15 @@ from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton import experts_fp8, experts_hopper
 from leadline.kernels.triton.expert_tiles import prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3, to_bf16
-from leadline.kernels.triton.launch import bucket, tuned
+from leadline.kernels.triton.launch import bucket, is_hopper, tuned
 from leadline.kernels.triton.mxfp4 import plane_offset, product
 from leadline.kernels.triton.swiglu import clamped_swiglu
 from leadline.kernels.triton.tuning import Tuner
 
-# Pairs an expert from which on arithmetic counts (kernels.md 10.3).
+# Pairs an expert from which on arithmetic counts (kernels.md 10.3), and so many that Hopper's own
+# kernels are faster.
 _MANY = 32
+_SOME = 16
 
 
 def routed_experts(
@@ -64,8 +66,13 @@ def routed_experts(
     if not num_rows:
         return out
     row_scales &= w13.quantizes_input and w2.quantizes_input
-    many = planned_rows(num_rows) * per_row >= _MANY * len(w2.codes)
-    pair_outputs = experts_fp8.pair_outputs if row_scales and many else _pair_outputs
+    per_expert = planned_rows(num_rows) * per_row / len(w2.codes)
+    if row_scales and per_expert >= _MANY:
+        pair_outputs = experts_fp8.pair_outputs
+    elif is_hopper() and per_expert >= _SOME and experts_hopper.fits(w13, w2):
+        pair_outputs = experts_hopper.pair_outputs
+    else:
+        pair_outputs = _pair_outputs
     outputs = pair_outputs(x, ids, weights, w13, w2, limit=limit)
     added = None if shared is None else shared().contiguous()
     block = min(triton.next_power_of_2(width), 1024)

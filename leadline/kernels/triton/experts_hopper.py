@@ -1,17 +1,16 @@
-"""Routed experts on Hopper, where an expert has some pairs (kernels.md 10.3).
+"""Routed experts on Hopper, from some pairs an expert on (kernels.md 10.3).
 
-Inputs are copied to where their pairs lie, sorted by expert, in the order of channels in which
-``mxfp4_hopper`` multiplies: bulk copies take neighbours only. Launches: ``expert_tiles``; that
-copy; gate and up with SwiGLU and the routing weight; the same copy of hidden rows, rounded to FP8;
-down, which leaves one row per pair.
+Four launches up to the pairs' rows: ``expert_tiles``; rows copied to where their pairs lie, sorted
+by expert, since bulk copies take neighbours; gate and up with SwiGLU, the routing weight and the
+FP8 rounding behind them; down. Products are those of ``mxfp4_hopper``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,16 +18,26 @@ from triton.experimental.gluon import language as gl
 from leadline.kernels import batch_invariance
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
-from leadline.kernels.triton.expert_tiles import sort_pairs
+from leadline.kernels.triton.expert_tiles import Tiles, sort_pairs
+from leadline.kernels.triton.formats import absmax, fp8_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
 from leadline.kernels.triton.mxfp4_hopper import (
     CHANNELS,
+    ROWS,
+    Source,
     arrange,
+    copy,
     describe_codes,
     describe_inputs,
+    empty_inputs,
+    is_size,
     multiply,
+    place_of,
+    ring_of,
 )
 from leadline.kernels.triton.swiglu import clamped_swiglu
+
+_HALF = gl.constexpr(ROWS.value // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,198 +45,125 @@ class _Tile:
     """What one program multiplies.
 
     Attributes:
-        tokens: pairs at most.
-        rows: of the weight.
-        stages: of 128 channels, in shared memory.
-        num_warps: that multiply.
+        pairs: at most.
+        groups: warpgroups, of 128 rows of the weight each.
+        registers: of a thread on average, so that more than one program fits.
     """
 
-    tokens: int
-    rows: int
-    stages: int
-    num_warps: int
+    pairs: int
+    groups: int
+    registers: int | None = None
 
 
-# Inputs are twice as wide as codes are narrow, so large tiles of rows read them less often.
+# A warpgroup expands while another multiplies, be it of another program. Two of one program read
+# half as many inputs, which counts where there are many.
 _TILES = (
-    _Tile(16, 128, stages=4, num_warps=4),
-    _Tile(32, 128, stages=4, num_warps=4),
-    _Tile(64, 256, stages=6, num_warps=8),
-    _Tile(128, 256, stages=4, num_warps=8),
+    _Tile(32, groups=1, registers=80),
+    _Tile(64, groups=1, registers=96),
+    _Tile(128, groups=2),
 )
+_STAGES = 4
 
 
 def fits(w13: PackedWeight, w2: PackedWeight) -> bool:
-    """Whether these stacks have widths that whole tiles divide."""
+    """Whether whole tiles divide these stacks."""
     _, width, words = w2.codes.shape
-    return width % _TILES[-1].rows == 0 and 2 * words % CHANNELS == 0
+    return width % (2 * ROWS.value) == 0 and 2 * words % CHANNELS == 0
 
 
 def pair_outputs(
     x: Tensor, ids: Tensor, weights: Tensor, w13: PackedWeight, w2: PackedWeight, *, limit: float
 ) -> Tensor:
-    """Each expert's output for each of its rows ``[m k, D]``; rows of id -1 are not written."""
+    """Each expert's output for each of its rows, as ``ops.routed_experts``.
+
+    Args:
+        x: ``[m, D]`` bf16, m at least 1.
+        ids: ``[m, k]`` int64 in -1 .. E - 1.
+        weights: ``[m, k]`` float32.
+        w13: MXFP4 ``[E, 2 F, D]``, gate rows first; it ``fits``.
+        w2: MXFP4 ``[E, D, F]``.
+        limit: of the clamp.
+
+    Returns:
+        ``[m k, D]`` bf16; rows of pairs with id -1 are not written.
+    """
     num_experts, width, words = w2.codes.shape
     hidden_width = 2 * words
-    num_pairs, per_row = ids.numel(), ids.shape[1]
-    tile = _tile(planned_rows(ids.shape[0]) * per_row // num_experts)
-    tiles = sort_pairs(ids, num_experts=num_experts, tile_size=tile.tokens)
-    # Tiles that are not full shrink, unless others' pairs must not change how one is multiplied.
-    halvings = 0 if batch_invariance.switch.enabled else min(tile.tokens // 16 - 1, 2)
-    options = {
-        "HALVINGS": halvings,
-        "TOKENS": tile.tokens,
-        "ROWS": tile.rows,
-        "STAGES": tile.stages,
-        "num_warps": tile.num_warps,
-    }
-    capacity = len(tiles.spans)
-    inputs = arrange(x, tiles.pairs, per_row, w13.input_block if w13.quantizes_input else 0)
-    hidden = torch.empty(num_pairs, hidden_width, dtype=x.dtype, device=x.device)
-    _gate_up[(triton.cdiv(2 * hidden_width, tile.rows), capacity)](
-        *_inputs(inputs, tile, halvings),
-        describe_codes(w13.codes, tile.rows, hidden_width),
-        w13.scales,
-        weights.contiguous(),
-        tiles.pairs,
-        tiles.spans,
-        hidden,
-        limit,
-        hidden_width,
-        width // CHANNELS,
-        **options,
+    ids = ids.contiguous()
+    tile = _tile(planned_rows(len(ids)) * ids.shape[1] // num_experts)
+    tiles = sort_pairs(ids, num_experts=num_experts, tile_size=tile.pairs)
+    inputs = arrange(x, tiles, ids, w13.input_block if w13.quantizes_input else 0)
+    hidden = empty_inputs(ids.numel(), hidden_width, x.device)
+    _multiply(
+        *(inputs, w13, tiles, tile, hidden),
+        width=hidden_width,
+        weights=weights.contiguous(),
+        limit=limit,
+        rounds=w2.quantizes_input,
     )
-    inputs = arrange(hidden, None, 1, w2.input_block if w2.quantizes_input else 0)
-    outputs = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-    _down[(triton.cdiv(width, tile.rows), capacity)](
-        *_inputs(inputs, tile, halvings),
-        describe_codes(w2.codes, tile.rows, tile.rows // 2),
-        w2.scales,
-        tiles.pairs,
-        tiles.spans,
-        outputs,
-        width,
-        hidden_width // CHANNELS,
-        **options,
-    )
+    outputs = torch.empty(ids.numel(), width, dtype=x.dtype, device=x.device)
+    _multiply(hidden, w2, tiles, tile, outputs, width=width)
     return outputs
 
 
 def _tile(mean: int) -> _Tile:
     """For so many pairs of an expert if all are chosen alike: twice that, if it can."""
-    wanted = min(bucket(2 * mean), _TILES[-1].tokens)
-    return next(tile for tile in _TILES if tile.tokens >= wanted)
+    wanted = min(bucket(2 * mean), _TILES[-1].pairs)
+    return next(tile for tile in _TILES if tile.pairs >= wanted)
 
 
-def _inputs(values: Tensor, tile: _Tile, halvings: int):
-    return [describe_inputs(values, tile.tokens >> min(i, halvings)) for i in range(3)]
-
-
-@gluon.jit
-def _span(spans, tile):
-    """``expert_tiles.span``."""
-    word = gl.load(spans + tile)
-    return (word >> 40).to(gl.int32), word.to(gl.int32), ((word >> 32) & 0xFF).to(gl.int32)
-
-
-@gluon.jit
-def _fits(expert, size, TOKENS: gl.constexpr, IS_LEAST: gl.constexpr):
-    """Whether ``TOKENS`` is the smallest tile, of those allowed, that holds so many pairs."""
-    return (expert >= 0) & (size <= TOKENS) & (IS_LEAST or size > TOKENS // 2)
-
-
-@gluon.jit(do_not_specialize=["chunks"])
-def _gate_up(
-    inputs,
-    inputs_2,
-    inputs_4,
-    codes,
-    scales,
-    weights,
-    pairs,
-    spans,
-    hidden,
-    limit,
-    width,
-    chunks,
-    HALVINGS: gl.constexpr,
-    TOKENS: gl.constexpr,
-    ROWS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Hidden columns of one tile of pairs: half of the rows are gate's, half are up's."""
-    expert, first, size = _span(spans, gl.program_id(1))
-    for halvings in gl.static_range(HALVINGS + 1):
-        if _fits(expert, size, TOKENS >> halvings, halvings == HALVINGS):
-            _gate_up_tile(
-                inputs if halvings == 0 else inputs_2 if halvings == 1 else inputs_4,
-                codes,
-                scales,
-                weights,
-                pairs,
-                expert,
-                first,
-                size,
-                hidden,
-                limit,
-                width,
-                chunks,
-                TOKENS >> halvings,
-                ROWS,
-                STAGES,
-            )
-
-
-@gluon.jit
-def _gate_up_tile(
-    inputs,
-    codes,
-    scales,
-    weights,
-    pairs,
-    expert,
-    first,
-    size,
-    hidden,
-    limit,
-    width,
-    chunks,
-    TOKENS: gl.constexpr,
-    ROWS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    column = gl.program_id(0) * (ROWS // 2)
-    scales += (2 * expert * width + column).to(gl.int64) * (4 * chunks)
-    sums = multiply(
-        codes,
-        2 * expert,
-        column,
-        scales,
-        inputs,
-        first,
-        chunks,
+def _multiply(
+    inputs: Tensor,
+    weight: PackedWeight,
+    tiles: Tiles,
+    tile: _Tile,
+    out: Tensor,
+    *,
+    width: int,
+    weights: Tensor | None = None,
+    limit: float = 0.0,
+    rounds: bool = False,
+) -> None:
+    """Gate and up into hidden rows, or, without routing weights, down into the pairs' own rows."""
+    _, rows, half_width = weight.codes.shape
+    # Tiles that are not full shrink, unless others' pairs must not change how one is multiplied.
+    halvings = 0 if batch_invariance.switch.enabled else min(tile.pairs // 16 - 1, 2)
+    _multiply_tile[(rows // (tile.groups * ROWS.value), len(tiles.spans))](
+        *(describe_inputs(inputs, tile.pairs >> min(i, halvings)) for i in range(3)),
+        describe_codes(weight.codes, _HALF.value if weights is None else width),
+        weight.scales,
+        tiles.pairs,
+        tiles.spans,
+        out,
         width,
-        ROWS,
-        TOKENS,
-        STAGES,
+        weights,
+        limit,
+        len(tiles.pairs),
+        2 * half_width // CHANNELS,
+        ROUNDS=rounds,
+        HALVINGS=halvings,
+        PAIRS=tile.pairs,
+        GROUPS=tile.groups,
+        STAGES=_STAGES,
+        num_warps=4,
+        maxnreg=tile.registers,
     )
-    gate, up = gl.split(sums.to(gl.bfloat16).to(gl.float32))
-    layout: gl.constexpr = gate.type.layout
-    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, layout))
-    pair = gl.load(pairs + first + token, mask=token < size, other=0)
-    # The weight counts before the rounding (v41-model 5.3).
-    weight = gl.load(weights + pair, mask=token < size, other=0.0)
-    value = (clamped_swiglu(gate, up, limit) * weight[None, :]).to(gl.bfloat16)
-    store: gl.constexpr = _layout_of_stores(ROWS // 2, gl.num_warps())
-    value = gl.convert_layout(value, store)
-    column += gl.arange(0, ROWS // 2, layout=gl.SliceLayout(1, store))
-    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, store))
-    at = (first + token).to(gl.int64)[None, :] * width + column[:, None]
-    gl.store(hidden + at, value, mask=(token < size)[None, :])
 
 
-@gluon.jit(do_not_specialize=["chunks"])
-def _down(
+class _To(NamedTuple):
+    """Where values go, as ``_multiply_tile`` has it, and the program's first column."""
+
+    out: Any
+    width: Any
+    column: Any
+    pairs: Any
+    weights: Any
+    limit: Any
+    num_pairs: Any
+
+
+@gluon.jit(do_not_specialize=["num_pairs", "chunks"])
+def _multiply_tile(
     inputs,
     inputs_2,
     inputs_4,
@@ -235,79 +171,159 @@ def _down(
     scales,
     pairs,
     spans,
-    outputs,
+    out,
     width,
+    weights,
+    limit,
+    num_pairs,
     chunks,
+    ROUNDS: gl.constexpr,
     HALVINGS: gl.constexpr,
-    TOKENS: gl.constexpr,
-    ROWS: gl.constexpr,
+    PAIRS: gl.constexpr,
+    GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Output columns of one tile of pairs, each pair's row at its own place."""
-    expert, first, size = _span(spans, gl.program_id(1))
-    for halvings in gl.static_range(HALVINGS + 1):
-        if _fits(expert, size, TOKENS >> halvings, halvings == HALVINGS):
-            _down_tile(
-                inputs if halvings == 0 else inputs_2 if halvings == 1 else inputs_4,
-                codes,
-                scales,
-                pairs,
-                expert,
-                first,
-                size,
-                outputs,
-                width,
-                chunks,
-                TOKENS >> halvings,
-                ROWS,
-                STAGES,
+    """Some rows of an expert's matrix by one tile of its pairs.
+
+    Args:
+        inputs: descriptor of whole tiles of ``arrange``'s.
+        inputs_2: of halves of them.
+        inputs_4: of quarters.
+        codes: descriptor of the weight's.
+        scales: its bytes.
+        pairs: of ``Tiles``.
+        spans: likewise.
+        out: hidden rows in the form of ``arrange``, or outputs ``[pairs, width]``.
+        width: of ``out``.
+        weights: of pairs; None for down.
+        limit: of the clamp.
+        num_pairs: of all.
+        chunks: stages of a sum.
+        ROUNDS: hidden rows to FP8.
+        HALVINGS: of a tile that is not full, at most.
+        PAIRS: of a whole one.
+        GROUPS: warpgroups that multiply.
+        STAGES: in shared memory.
+    """
+    # ``expert_tiles.span``
+    word = gl.load(spans + gl.program_id(1))
+    expert, place, size = (word >> 40).to(gl.int32), word.to(gl.int32), (word >> 32).to(gl.int32)
+    size &= 0xFF
+    if expert >= 0:
+        if weights is None:
+            column = gl.program_id(0) * (GROUPS * ROWS)
+            row = expert * width + column
+            rows = (row // _HALF, 0, row // _HALF + 2, 0)
+        else:
+            column = gl.program_id(0) * (GROUPS * _HALF)
+            row = 2 * expert * width + column
+            rows = (2 * expert, column, 2 * expert, column + _HALF)
+        scale = scales + row.to(gl.int64) * (4 * chunks)
+        source = Source(codes, rows, (inputs, inputs_2, inputs_4), place, size, chunks)
+        to = _To(out, width, column, pairs, weights, limit, num_pairs)
+        ring = ring_of(STAGES, PAIRS, GROUPS)
+        if GROUPS == 2:
+            gl.warp_specialize(
+                [
+                    (_multiply_rows, (0, ring, source, scale, to, ROUNDS, HALVINGS, PAIRS)),
+                    (_multiply_rows, (1, ring, source, scale, to, ROUNDS, HALVINGS, PAIRS)),
+                    (copy, (ring, source, HALVINGS, PAIRS, GROUPS)),
+                ],
+                [4, 1],
+                [240, 24],
+            )
+        else:
+            gl.warp_specialize(
+                [
+                    (_multiply_rows, (0, ring, source, scale, to, ROUNDS, HALVINGS, PAIRS)),
+                    (copy, (ring, source, HALVINGS, PAIRS, GROUPS)),
+                ],
+                [1],
+                [24],
             )
 
 
 @gluon.jit
-def _down_tile(
-    inputs,
-    codes,
-    scales,
-    pairs,
-    expert,
-    first,
-    size,
-    outputs,
-    width,
-    chunks,
-    TOKENS: gl.constexpr,
-    ROWS: gl.constexpr,
-    STAGES: gl.constexpr,
+def _multiply_rows(
+    GROUP: gl.constexpr,
+    ring,
+    source,
+    scale,
+    to,
+    ROUNDS: gl.constexpr,
+    HALVINGS: gl.constexpr,
+    PAIRS: gl.constexpr,
 ):
-    half: gl.constexpr = ROWS // 2
-    column = gl.program_id(0) * ROWS
-    scales += (expert * width + column).to(gl.int64) * (4 * chunks)
-    sums = multiply(
-        codes,
-        (expert * width + column) // half,
-        0,
-        scales,
-        inputs,
-        first,
-        chunks,
-        half,
-        ROWS,
-        TOKENS,
-        STAGES,
-    )
-    store: gl.constexpr = _layout_of_stores(half, gl.num_warps())
-    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, store))
-    pair = gl.load(pairs + first + token, mask=token < size, other=0).to(gl.int64)
-    column += gl.arange(0, half, layout=gl.SliceLayout(1, store))
-    at = outputs + pair[None, :] * width + column[:, None]
-    live = (token < size)[None, :]
+    """Those of one warpgroup, for the smallest tile that holds the pairs."""
+    codes = ring.codes if GROUP == 0 else ring.other_codes
+    for halvings in gl.static_range(HALVINGS + 1):
+        if is_size(source.size, PAIRS >> halvings, halvings == HALVINGS):
+            _multiply_tile_rows(GROUP, ring, codes, source, scale, to, ROUNDS, PAIRS >> halvings)
+
+
+@gluon.jit
+def _multiply_tile_rows(
+    GROUP: gl.constexpr,
+    ring,
+    codes,
+    source,
+    scale,
+    to,
+    ROUNDS: gl.constexpr,
+    PAIRS: gl.constexpr,
+):
+    """The same for a tile of a size."""
+    if to.weights is None:
+        row = GROUP * ROWS
+        scale += row * (4 * source.chunks)
+        sums = multiply(ring, codes, scale, _HALF, source.chunks, PAIRS)
+        _store_outputs(sums, to, to.column + row, source)
+    else:
+        row = GROUP * _HALF
+        scale += row * (4 * source.chunks)
+        sums = multiply(ring, codes, scale, to.width, source.chunks, PAIRS)
+        _store_hidden(sums, to, to.column + row, source, ROUNDS)
+
+
+@gluon.jit
+def _store_hidden(sums, to, column, source, ROUNDS: gl.constexpr):
+    """SwiGLU of gate and up times the routing weight, to where down takes it."""
+    pairs: gl.constexpr = sums.shape[1]
+    gate, up = gl.split(sums.to(gl.bfloat16).to(gl.float32))
+    token = gl.arange(0, pairs, layout=gl.SliceLayout(0, gate.type.layout))
+    live = token < source.size
+    pair = gl.load(to.pairs + source.place + token, mask=live, other=0)
+    # The weight counts before the rounding (v41-model 5.3).
+    weight = gl.load(to.weights + pair, mask=live, other=0.0)
+    value = (clamped_swiglu(gate, up, to.limit) * weight[None, :]).to(gl.bfloat16)
+    layout: gl.constexpr = _layout_of_stores()
+    value = gl.convert_layout(value, layout)
+    if ROUNDS:
+        blocks = gl.reshape(value.to(gl.float32), [_HALF // 32, 32, pairs])
+        exponents = gl.expand_dims(fp8_scale(absmax(blocks, 1)), 1)
+        blocks = round_trip_e4m3(blocks, exponents).to(gl.bfloat16)
+        value = gl.convert_layout(gl.reshape(blocks, [_HALF, pairs]), layout)
+    block, channel = place_of(column + gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout)))
+    token = gl.arange(0, pairs, layout=gl.SliceLayout(0, layout))
+    at = (block.to(gl.int64) * to.num_pairs)[:, None] + (source.place + token)[None, :]
+    gl.store(to.out + at * 64 + channel[:, None], value, mask=(token < source.size)[None, :])
+
+
+@gluon.jit
+def _store_outputs(sums, to, column, source):
+    """Each pair's columns to its own row."""
+    layout: gl.constexpr = _layout_of_stores()
+    token = gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout))
+    live = token < source.size
+    pair = gl.load(to.pairs + source.place + token, mask=live, other=0).to(gl.int64)
+    column += gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout))
+    at = to.out + pair[None, :] * to.width + column[:, None]
     low, high = gl.split(sums.to(gl.bfloat16))
-    gl.store(at, gl.convert_layout(low, store), mask=live)
-    gl.store(at + half, gl.convert_layout(high, store), mask=live)
+    gl.store(at, gl.convert_layout(low, layout), mask=live[None, :])
+    gl.store(at + _HALF, gl.convert_layout(high, layout), mask=live[None, :])
 
 
 @gluon.constexpr_function
-def _layout_of_stores(rows, warps):
-    """Of ``[rows, tokens]``: sixteen bytes of a token a thread."""
-    return gl.BlockedLayout([8, 1], [rows // 8, 256 // rows], [1, warps], [0, 1])
+def _layout_of_stores():
+    """Of ``[64, pairs]``: sixteen bytes of a pair's row a thread."""
+    return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])

@@ -72,6 +72,12 @@ def processors(device: torch.device) -> int:
 
 
 @functools.cache
+def is_hopper() -> bool:
+    """Whether kernels that need compute capability 9.0 itself can run."""
+    return not INTERPRETED and triton.runtime.driver.active.get_current_target().arch == 90
+
+
+@functools.cache
 def overlapped() -> dict[str, bool]:
     """Options of a launch whose kernel begins with ``await_previous``.
 

@@ -25,7 +25,7 @@ from leadline.kernels.packed import PackedWeight
 from leadline.kernels.triton import packed_matmul_hopper
 from leadline.kernels.triton.arrangement import Arranged, arrange
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED, processors
+from leadline.kernels.triton.launch import INTERPRETED, is_hopper, processors
 from leadline.kernels.triton.partial_sums import add_parts, add_parts_into
 from leadline.kernels.triton.quant import on_fp8_grid, round_trip_fp8
 from leadline.kernels.triton.streamed_matmul import (
@@ -130,7 +130,7 @@ def _is_streamed(tokens: int, weight: PackedWeight) -> bool:
 def _suits_hopper(tokens: int, weight: PackedWeight) -> bool:
     """Whether Hopper's own kernel is the fastest way for what is not streamed."""
     return (
-        _is_hopper()
+        is_hopper()
         and planned_rows(tokens) < _EXPANDED_FROM
         and weight.codes.shape[2] % packed_matmul_hopper.CHANNELS == 0
     )
@@ -236,11 +236,6 @@ def _splits(tile: _Tile, blocks: int, *, chunks: int, sums: int, processors: int
 def _has_fp8_tensor_cores() -> bool:
     """And launches that overlap, which make up for the one that encodes the tokens."""
     return INTERPRETED or cuda_capability_geq(9)
-
-
-@functools.cache
-def _is_hopper() -> bool:
-    return not INTERPRETED and triton.runtime.driver.active.get_current_target().arch == 90
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -52,7 +52,7 @@ def assert_close(actual: Tensor, wanted: Tensor, *, error: float = 2.5e-3) -> No
 @pytest.fixture(params=["streamed", "expanded"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways for few tokens: with FP8 tensor cores and without; Hopper's own is elsewhere."""
-    monkeypatch.setattr(packed_matmul, "_is_hopper", lambda: False)
+    monkeypatch.setattr(packed_matmul, "is_hopper", lambda: False)
     if request.param == "expanded":
         monkeypatch.setattr(packed_matmul, "_has_fp8_tensor_cores", lambda: False)
 
