@@ -215,7 +215,9 @@ def main() -> int:
     device = torch.device("cuda")
     cases = [c for c in CASES if any(fnmatch.fnmatch(c.name, only) for only in args.only)]
     ceilings = None if args.check else measure_ceilings(device)
-    results, failures = [], {}
+    results: list[Result] = []
+    failures: dict[str, str] = {}
+    found = {"environment": environment("v41-flash") | gpu_environment()}
     for case in cases:
         try:
             if ceilings is None:
@@ -227,16 +229,19 @@ def main() -> int:
         except Exception as error:  # the others go on; the exit status tells
             failures[case.name] = f"{type(error).__name__}: {error}"
             print(f"{case.name}: FAILED, {failures[case.name]}", flush=True)
+        # After each, so that a run which is cut loses one.
+        write_json(
+            args.json,
+            found
+            | {
+                "ceilings": ceilings and asdict(ceilings),
+                "results": [asdict(result) for result in results],
+                "failures": failures,
+            },
+        )
         gc.collect()
         torch.cuda.empty_cache()
     print_results(results)
-    found = {
-        "environment": environment("v41-flash") | gpu_environment(),
-        "ceilings": ceilings and asdict(ceilings),
-        "results": [asdict(result) for result in results],
-        "failures": failures,
-    }
-    write_json(args.json, found)
     return len(failures)
 
 

@@ -32,21 +32,15 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 def _rms_norm(x, weight, out, stride, rows, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     await_previous()
     row = (tl.program_id(0) * ROWS).to(tl.int64) + tl.arange(0, ROWS)[:, None]
-    channel = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (channel < width)
-    value = tl.load(x + row * stride + channel, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + channel, mask=channel < width, other=0.0).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(value * value, 1) / width + eps)[:, None]
-    result = cast(value * factor * gain, out.dtype.element_ty)
-    tl.store(out + row * width + channel, result, mask=inside)
+    norm_rows(x + row * stride, weight, out + row * width, row < rows, width, eps, BLOCK)
 
 
 @triton.jit
-def norm_row(x, weight, out, width, eps, BLOCK: tl.constexpr):
-    """The row at ``x``, normalised, to ``out``."""
-    channel = tl.arange(0, BLOCK)
-    inside = channel < width
+def norm_rows(x, weight, out, live, width, eps, BLOCK: tl.constexpr):
+    """Rows at pointers ``x``, ``[n, 1]``, normalised, to those of ``out`` where they are live."""
+    channel = tl.arange(0, BLOCK)[None, :]
+    inside = live & (channel < width)
     value = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(value * value) / width + eps)
+    gain = tl.load(weight + channel, mask=channel < width, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 1) / width + eps)[:, None]
     tl.store(out + channel, cast(value * factor * gain, out.dtype.element_ty), mask=inside)

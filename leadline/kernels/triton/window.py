@@ -12,7 +12,7 @@ from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import RecordField
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, bucket, overlapped, tuned
-from leadline.kernels.triton.norm import norm_row, rms_norm
+from leadline.kernels.triton.norm import norm_rows, rms_norm
 from leadline.kernels.triton.pack import (
     block_width,
     field_arguments,
@@ -141,7 +141,9 @@ def _norm_rotate_store(
     x += row * row_stride
     if query is not None:  # noqa: SIM102 - this one is decided before compiling
         if tl.program_id(1) == 1:
-            norm_row(x, query_weight, query + row * RANK, RANK, eps, RANK_BLOCK)
+            one = tl.arange(0, 1)[:, None]
+            to = query + row * RANK + one
+            norm_rows(x + one, query_weight, to, one == 0, RANK, eps, RANK_BLOCK)
     if tl.program_id(1) == 0:
         place, entry = tl.load(outer + row).to(tl.int64), tl.load(inner + row).to(tl.int64)
         block = tl.arange(0, WIDTH // BLOCK)
