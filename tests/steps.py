@@ -162,7 +162,7 @@ def make_stepper(
     window: int | None = None,
     packed: bool = False,
     table_memory: TableMemory | None = None,
-    side_streams: bool = True,
+    side_streams: str = "all",
     engram_prefetch: bool = True,
 ) -> Stepper:
     """A checkpoint's model, or a seeded random one of a configuration.
@@ -212,7 +212,7 @@ def make_v4_stepper(
     num_slots: int = 16,
     device: str = "cpu",
     packed: bool = False,
-    side_streams: bool = True,
+    side_streams: str = "all",
 ) -> V4Stepper:
     """The same for V4."""
     source: CheckpointSource | DummySource

@@ -14,7 +14,7 @@ OPTIMIZATIONS: Mapping[str, Mapping[str, Any]] = {
         "swa_bounded_replay": False,
         "kv_cache_dtype": "fp8",
         "fusions": "none",
-        "side_streams": False,
+        "side_streams": "none",
         "engram_prefetch": False,
         "cuda_graphs": "auto-decode",
         "async_scheduling": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leadline.core.errors import ConfigError
+from leadline.config.checks import some_of
 
 FUSIONS: Mapping[str, tuple[str, ...]] = {
     "mhc": ("mhc_coefficients", "mhc_enter", "mhc_expand", "mhc_head", "mhc_seam"),
@@ -37,23 +37,10 @@ def separate(wanted: str) -> frozenset[str]:
     """Ops that a setting wants as separate steps.
 
     Args:
-        wanted: ``all`` or ``none``, or the groups that stay, separated by commas; behind ``all``,
-            ``-GROUP`` takes one out.
+        wanted: the groups that stay, as ``config.checks.some_of`` reads them.
 
     Raises:
         ConfigError: there is no such group.
     """
-    kept: set[str] = set()
-    for word in wanted.split(","):
-        name = word.removeprefix("-")
-        if word in ("all", "none"):
-            kept = set(FUSIONS if word == "all" else ())
-        elif name not in FUSIONS:
-            raise ConfigError(
-                f"fusions has {word!r}; write all, none, or groups of {', '.join(FUSIONS)}"
-            )
-        elif word == name:
-            kept.add(name)
-        else:
-            kept.discard(name)
+    kept = some_of("fusions", wanted, FUSIONS)
     return FUSED.difference(*(FUSIONS[name] for name in kept))

@@ -16,7 +16,7 @@ SWITCHES = {  # of agentic-benchmark 12: by the flag, the defaults and what day0
     "swa_bounded_replay": (None, False),
     "kv_cache_dtype": ("auto", "fp8"),
     "fusions": ("all", "none"),
-    "side_streams": (True, False),
+    "side_streams": ("all", "none"),
     "engram_prefetch": (True, False),
     "cuda_graphs": ("auto", "auto-decode"),
     "async_scheduling": (None, False),
@@ -56,7 +56,7 @@ def test_presets_are_those_that_the_setting_takes() -> None:
         ("--fusions all,-gate", {"fusions": "all,-gate"}),
         ("--swa-bounded-replay", {"swa_bounded_replay": True}),
         ("--swa-replay-upper", {"swa_replay_upper": True}),
-        ("--side-streams", {"side_streams": True}),
+        ("--side-streams indexer", {"side_streams": "indexer"}),
         ("--engram-prefetch", {"engram_prefetch": True}),
         ("--cuda-graphs lower", {"cuda_graphs": "lower"}),
         ("--enforce-eager", {"cuda_graphs": "off"}),
@@ -74,5 +74,5 @@ def test_a_flag_wins_over_the_preset(flags: str, changed: dict[str, Any]) -> Non
 
 
 def test_the_offline_engine_takes_presets_too() -> None:
-    config, _ = read_options("m", {"optimization": "day0", "side_streams": True})
-    assert (config.fusions, config.side_streams) == ("none", True)
+    config, _ = read_options("m", {"optimization": "day0", "side_streams": "all"})
+    assert (config.fusions, config.side_streams) == ("none", "all")

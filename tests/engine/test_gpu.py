@@ -163,7 +163,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "graphs of decodes": {"cuda_graphs": "decode"},
     "graphs below the cut": {"cuda_graphs": "lower"},
     "separate steps": {"fusions": "none"},
-    "one stream": {"side_streams": False},
+    "one stream": {"side_streams": "none"},
     "no prefetch": {"engram_prefetch": False},
     "8-bit records": {"kv_cache_dtype": "fp8"},
     "FP8 experts": {"moe_activations": "fp8"},

@@ -93,7 +93,7 @@ def logprobs(*changes: tuple[str, Any]) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("side_streams", False),
+        ("side_streams", "none"),
         ("engram_prefetch", False),
         ("async_scheduling", True),
         ("cuda_graphs", "off"),

@@ -54,7 +54,7 @@ def test_groups_are_kept_or_taken_out_by_name(wanted: str, off: set[str]) -> Non
 
 @pytest.mark.parametrize("wanted", ["", "some", "all,-router", "mhc,,gate"])
 def test_a_group_that_there_is_not_is_refused(wanted: str) -> None:
-    with pytest.raises(ConfigError, match=r"fusions has '.*'; write all, none, or groups of mhc"):
+    with pytest.raises(ConfigError, match=r"fusions has '.*'; write all, none, or some of mhc"):
         separate(wanted)
 
 

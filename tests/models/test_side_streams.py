@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.core.errors import ConfigError
 from leadline.engine.forwards import CudaCapture
 from leadline.kernels.registry import choose
 from leadline.models.batch import ForwardBatch, forward
-from leadline.models.common.side_stream import FEW_ROWS, Fork, SideStream
+from leadline.models.common.side_stream import FEW_ROWS, Fork, SideStream, make_side_streams
 from leadline.weights.engram_tables import TableMemory
 from tests.models.streams import FakeDevice, Race, Watched
 from tests.models.test_triton_backend import MODEL
@@ -143,11 +145,73 @@ def test_a_join_that_were_forgotten_would_be_found(
         logits(made)
 
 
+MODELS: dict[str, tuple[Callable[[str], AnyStepper[Any, Any]], tuple[str, ...]]] = {
+    "V4.1": (
+        lambda wanted: stepper(side_streams=wanted, engram_prefetch=False),
+        ("mixing", "compressor", "indexer", "shared_expert"),
+    ),
+    "V4": (
+        lambda wanted: make_v4_stepper(V4_CONFIG, block_size=16, num_slots=4, side_streams=wanted),
+        ("compressor", "indexer", "shared_expert"),
+    ),
+}
+
+
+@functools.cache
+def num_ops_beside(model: str, wanted: str) -> int:
+    """Of some steps, none of which may read what is not ordered before."""
+    make, _ = MODELS[model]
+    device = FakeDevice()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda _: device)
+        made = make(wanted)
+        with Watched(device):
+            logits(made)
+    return sum(device.ops_of(stream.name) for stream in device.streams[1:])
+
+
+class TestChosenParts:
+    @pytest.mark.parametrize(
+        ("model", "part"), [(model, part) for model, (_, parts) in MODELS.items() for part in parts]
+    )
+    def test_a_part_alone_and_all_but_it_run_in_order_and_add_up_to_all(
+        self, model: str, part: str
+    ) -> None:
+        alone, rest = num_ops_beside(model, part), num_ops_beside(model, f"all,-{part}")
+        assert alone > 0
+        assert rest > 0
+        assert alone + rest == num_ops_beside(model, "all")
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_a_name_of_no_part_is_refused_with_those_of_the_model(self, model: str) -> None:
+        make, parts = MODELS[model]
+        some = ", ".join(parts)
+        with pytest.raises(
+            ConfigError, match=f"side_streams has 'x'; write all, none, or some of {some}$"
+        ):
+            make("indexer,x")
+
+    def test_a_stream_is_made_only_for_parts_that_are_wanted(self, device: FakeDevice) -> None:
+        sides = make_side_streams("b", CPU, ("a",), ("b", "c"))
+        assert len(device.streams) == 2
+        with Watched(device):
+            forks = {part: side.fork(partial(torch.ones, 3)) for part, side in sides.items()}
+        assert [part for part, fork in forks.items() if fork.end is not None] == ["b"]
+
+    def test_parts_that_share_a_stream_take_turns(self, device: FakeDevice) -> None:
+        sides = make_side_streams("all", CPU, ("a",), ("b", "c"))
+        assert len(device.streams) == 3
+        assert sides["b"] is sides["c"] is not sides["a"]
+
+
 def test_without_side_streams_and_prefetch_all_ops_are_of_one_stream(device: FakeDevice) -> None:
-    made = stepper(side_streams=False, engram_prefetch=False)
+    made = stepper(side_streams="none", engram_prefetch=False)
     with Watched(device):
         logits(made)
     assert [stream.name for stream in device.streams] == ["main"]
+
+
+SOME = pytest.mark.parametrize("side_streams", ["all", *MODELS["V4.1"][1]])
 
 
 @pytest.mark.gpu
@@ -159,26 +223,30 @@ class TestOnAGpu:
         with choose("triton", self.DEVICE, torch.bfloat16).active():
             yield
 
-    def make(self, *, beside: bool) -> Stepper:
+    def make(self, side_streams: str) -> Stepper:
         return stepper(
             "cuda",
             dtype=torch.bfloat16,
             packed=True,
             table_memory=TableMemory(self.DEVICE),
-            side_streams=beside,
-            engram_prefetch=beside,
+            side_streams=side_streams,
+            engram_prefetch=side_streams == "all",
         )
 
-    def test_logits_are_the_same_to_the_bit(self) -> None:
-        wanted = logits(self.make(beside=False))
+    @SOME
+    def test_logits_are_the_same_to_the_bit(self, side_streams: str) -> None:
+        wanted = logits(self.make("none"))
         for _ in range(3):
-            for got, want in zip(logits(self.make(beside=True)), wanted, strict=True):
+            for got, want in zip(logits(self.make(side_streams)), wanted, strict=True):
                 assert torch.equal(got, want)
 
+    @SOME
     @torch.inference_mode()
-    def test_a_graph_has_them_as_branches_and_gives_the_same_to_the_bit(self) -> None:
-        wanted = logits(self.make(beside=False))[-1]
-        made = self.make(beside=True)
+    def test_a_graph_has_them_as_branches_and_gives_the_same_to_the_bit(
+        self, side_streams: str
+    ) -> None:
+        wanted = logits(self.make("none"))[-1]
+        made = self.make(side_streams)
         for batch in steps(made):
             forward(made.model, batch)
         out = torch.empty_like(wanted)

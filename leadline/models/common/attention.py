@@ -16,7 +16,7 @@ from leadline.models.batch import CacheFields
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rotary import Rotary
 from leadline.models.common.rows import Rows, WindowPlan
-from leadline.models.common.side_stream import SideStream
+from leadline.models.common.side_stream import SideStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class LatentAttention:
         layer: int,
         exact_rounding: bool,
         *,
-        beside: SideStream,
+        beside: SideStreams,
         split: bool = False,
     ) -> None:
         """Fetch the projections.
@@ -105,7 +105,7 @@ class LatentAttention:
             config: the model.
             layer: number of the block.
             exact_rounding: see ``ops.sparse_attention``.
-            beside: of the work that may run beside the rest.
+            beside: of the parts whose work may run beside the rest.
             split: queries and window rows are not made by one product, as most rows that are
                 stored do not attend.
         """
@@ -142,7 +142,7 @@ class LatentAttention:
         plan, compressing = step.window, None
         if self.compressor is not None:
             work = partial(self.compressor.write, u, step, cache)
-            compressing = self.beside.fork(work, num_rows=len(u))
+            compressing = self.beside["compressor"].fork(work, num_rows=len(u))
         place = (*self._angles(step), cache.window[self.layer], plan.outer, plan.inner)
         qr = None
         if self.down is None:

@@ -6,7 +6,7 @@ from leadline.config.families import AnyConfig
 from leadline.models.common.mhc import MixSite
 from leadline.models.common.moe import MoE
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.side_stream import SideStream
+from leadline.models.common.side_stream import SideStreams
 
 
 class BlockParts:
@@ -23,7 +23,7 @@ class BlockParts:
         layer: int,
         config: AnyConfig,
         *,
-        beside: SideStream,
+        beside: SideStreams,
         hashed: bool = False,
     ) -> None:
         """Fetch the weights.
@@ -32,7 +32,7 @@ class BlockParts:
             params: where they come from.
             layer: number of the block.
             config: the model.
-            beside: of the work that may run beside the rest.
+            beside: of the parts whose work may run beside the rest.
             hashed: tokens say which experts they want.
         """
         prefix, eps = f"layers.{layer}", config.rms_norm_eps

@@ -9,7 +9,7 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.packed import LinearWeight
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.side_stream import SideStream
+from leadline.models.common.side_stream import SideStreams
 
 
 class MoE:
@@ -24,10 +24,10 @@ class MoE:
         num_experts_per_tok: int,
         routed_scaling_factor: float,
         swiglu_limit: float,
-        beside: SideStream,
+        beside: SideStreams,
         hashed: bool = False,
     ) -> None:
-        self.beside = beside
+        self.beside = beside["shared_expert"]
         self.num_experts_per_tok = num_experts_per_tok
         self.routed_scaling_factor = routed_scaling_factor
         self.swiglu_limit = swiglu_limit

@@ -6,11 +6,13 @@ become branches of it. On a CPU streams do nothing, and work is done where it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
+
+from leadline.config.checks import some_of
 
 T = TypeVar("T")
 
@@ -87,3 +89,29 @@ class SideStream:
             value = work()
             end = self._stream.record_event()
         return Fork(value, work, end, self._device)
+
+
+SideStreams = Mapping[str, SideStream]
+"""By part of a model, where its work is forked."""
+
+
+def make_side_streams(wanted: str, device: torch.device, *sharing: tuple[str, ...]) -> SideStreams:
+    """Sides for the parts that a setting wants; the others' work is done where it is forked.
+
+    Any choice is safe, as parts meet on the current stream only: each fork waits for it, and
+    each part is joined before another one reads what it made.
+
+    Args:
+        wanted: parts, as ``config.checks.some_of`` reads them.
+        device: of the model.
+        sharing: all parts of the model; those of one tuple take turns on one stream.
+
+    Raises:
+        ConfigError: the model has no such part.
+    """
+    chosen = some_of("side_streams", wanted, [part for parts in sharing for part in parts])
+    inline, sides = SideStream(device, enabled=False), dict[str, SideStream]()
+    for parts in sharing:
+        side = SideStream(device, enabled=not chosen.isdisjoint(parts), max_rows=FEW_ROWS)
+        sides |= {part: side if part in chosen else inline for part in parts}
+    return sides

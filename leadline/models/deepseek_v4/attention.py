@@ -14,7 +14,7 @@ from leadline.models.batch import CacheFields
 from leadline.models.common.attention import LatentAttention, StepRows
 from leadline.models.common.indexer import EntryScores, joined
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.side_stream import SideStream
+from leadline.models.common.side_stream import SideStreams
 
 
 class Pool:
@@ -118,7 +118,7 @@ class Attention(LatentAttention):
         layer: int,
         exact_rounding: bool,
         *,
-        beside: SideStream,
+        beside: SideStreams,
     ) -> None:
         super().__init__(params, prefix, config, layer, exact_rounding, beside=beside)
         self.head_norm = torch.ones(self.head_dim, dtype=params.wide, device=params.device)
@@ -144,7 +144,7 @@ class Attention(LatentAttention):
         if self.indexer is not None:
             keys = cache.index[self.layer]
             select = partial(self.indexer.select, u, qr, step, keys, self.ratio)
-            selecting = self.beside.fork(select, num_rows=len(u))
+            selecting = self.beside["indexer"].fork(select, num_rows=len(u))
         # Every head has a norm of its own, without a weight (3.1).
         heads = ops.linear(qr, self.wq_b).view(-1, self.head_dim)
         q = ops.rms_norm(heads, self.head_norm, eps=self.eps).unflatten(0, (len(u), -1))

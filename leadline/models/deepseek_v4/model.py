@@ -22,7 +22,7 @@ from leadline.models.common.layers import at_layer
 from leadline.models.common.mhc import MixSite
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, plan_window
-from leadline.models.common.side_stream import FEW_ROWS, SideStream
+from leadline.models.common.side_stream import SideStreams, make_side_streams
 from leadline.models.deepseek_v4.attention import Attention
 
 
@@ -36,7 +36,7 @@ class Block(BlockParts):
         config: V4Config,
         exact_rounding: bool,
         *,
-        beside: SideStream,
+        beside: SideStreams,
     ) -> None:
         super().__init__(
             params, layer, config, beside=beside, hashed=layer < config.num_hash_layers
@@ -77,7 +77,7 @@ class DeepseekV4(Backbone):
         params: Parameters,
         *,
         exact_rounding: bool = True,
-        side_streams: bool = True,
+        side_streams: str = "all",
     ) -> None:
         """Build every module from the parameters' weight source.
 
@@ -85,12 +85,17 @@ class DeepseekV4(Backbone):
             config: the model.
             params: where weights come from, and their dtypes.
             exact_rounding: bf16 only, see ``ops.sparse_attention``.
-            side_streams: in steps of few rows, compressors, indexers and shared experts run beside
-                what does not wait for them.
+            side_streams: parts that run beside what does not wait for them, in steps of few rows;
+                see ``make_side_streams``.
+
+        Raises:
+            ConfigError: there is no such part.
         """
+        beside = make_side_streams(
+            side_streams, params.device, ("compressor", "indexer", "shared_expert")
+        )
         super().__init__(config, params)
         self.config = config
-        beside = SideStream(params.device, enabled=side_streams, max_rows=FEW_ROWS)
         self.blocks = [
             Block(params, layer, config, exact_rounding, beside=beside)
             for layer in range(config.num_hidden_layers)

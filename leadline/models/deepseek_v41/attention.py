@@ -15,7 +15,7 @@ from leadline.models.batch import CacheFields
 from leadline.models.common.attention import LatentAttention, StepRows
 from leadline.models.common.indexer import EntryScores, joined
 from leadline.models.common.parameters import Parameters
-from leadline.models.common.side_stream import SideStream
+from leadline.models.common.side_stream import SideStreams
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Attention(LatentAttention):
         layer: int,
         exact_rounding: bool,
         *,
-        beside: SideStream,
+        beside: SideStreams,
     ) -> None:
         at_cut = layer == config.cut
         super().__init__(params, prefix, config, layer, exact_rounding, beside=beside, split=at_cut)
@@ -202,7 +202,7 @@ class Attention(LatentAttention):
             if self.indexer is not None:
                 keys = cache.index[self.kv_source]
                 select = partial(self.indexer.select, u, qr, step, keys, self.ratio, chosen)
-                selecting = self.beside.fork(select, num_rows=len(u))
+                selecting = self.beside["indexer"].fork(select, num_rows=len(u))
         q = ops.linear(qr, self.wq_b).unflatten(1, (-1, self.head_dim))
         if selecting is not None:
             selecting.join()

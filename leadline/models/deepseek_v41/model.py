@@ -24,7 +24,7 @@ from leadline.models.common.block import BlockParts
 from leadline.models.common.layers import at_layer
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
-from leadline.models.common.side_stream import FEW_ROWS, SideStream
+from leadline.models.common.side_stream import SideStreams, make_side_streams
 from leadline.models.deepseek_v41.attention import Attention, Selection
 from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
@@ -77,11 +77,10 @@ class Block(BlockParts):
         config: ModelConfig,
         exact_rounding: bool,
         *,
-        mixing: SideStream,
-        beside: SideStream,
+        beside: SideStreams,
     ) -> None:
         super().__init__(params, layer, config, beside=beside)
-        self.mixing = mixing
+        self.mixing = beside["mixing"]
         self.attn = Attention(
             params, f"layers.{layer}.attn", config, layer, exact_rounding, beside=beside
         )
@@ -133,7 +132,7 @@ class DeepseekV41(Backbone):
         *,
         token_map: Sequence[int] | None,
         exact_rounding: bool = True,
-        side_streams: bool = True,
+        side_streams: str = "all",
         engram_prefetch: bool = True,
     ) -> None:
         """Build every module from the parameters' weight source.
@@ -143,20 +142,23 @@ class DeepseekV41(Backbone):
             params: where weights come from, and their dtypes.
             token_map: Engram class of each token id (``engram.compressed_token_map``), or None.
             exact_rounding: bf16 only, see ``ops.sparse_attention``.
-            side_streams: in steps of few rows, coefficients and indexers run beside what does not
-                wait for them.
+            side_streams: parts that run beside what does not wait for them, in steps of few rows;
+                see ``make_side_streams``.
             engram_prefetch: Engram rows are gathered beside the layers in front of them.
+
+        Raises:
+            ConfigError: there is no such part.
         """
+        device = params.device
+        # Two, or coefficients would hold up selections and shared experts, which layers wait for.
+        beside = make_side_streams(
+            side_streams, device, ("mixing",), ("compressor", "indexer", "shared_expert")
+        )
         super().__init__(config, params)
         self.config = config
         self.num_history = config.engram_max_ngram_size - 1
-        device = params.device
-        # Two, or coefficients would hold up selections and shared experts, which layers wait for.
-        mixing, beside = (
-            SideStream(device, enabled=side_streams, max_rows=FEW_ROWS) for _ in range(2)
-        )
         self.blocks = [
-            Block(params, layer, config, exact_rounding, mixing=mixing, beside=beside)
+            Block(params, layer, config, exact_rounding, beside=beside)
             for layer in range(config.num_hidden_layers)
         ]
         self.prefetch: EngramPrefetch | None = None
