@@ -86,6 +86,12 @@ CLAIMS = (
         ),
     ),
     Claim(
+        name="Q norm, RoPE, window insert of V4",
+        published="10-20x (over eager)",
+        fused="norm_query_store_window",
+        shapes=tuple(f"V4,{rows}" for rows in _rows(1, 8, 64, 512, 8192)),
+    ),
+    Claim(
         name="attention of V4, inverse RoPE, FP8",
         published="2-3x (without attention)",
         fused="sparse_attention",
