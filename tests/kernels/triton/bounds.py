@@ -73,6 +73,12 @@ class Bounded:
         return bool(((actual.double() - self.value).abs() <= self.error).all())
 
 
+def few_differ(actual: Tensor, wanted: Tensor, share: float = 0.01) -> bool:
+    """Whether no more do than roundings that a sum's order decides: of a handful, three."""
+    assert actual.shape == wanted.shape
+    return bool((actual != wanted).sum() <= 3 + share * actual.numel())
+
+
 def bf16(x: Tensor) -> Tensor:
     """To the nearest one."""
     return x.bfloat16()
