@@ -21,7 +21,7 @@ from leadline.kernels.reference import kv_store
 from leadline.kernels.reference.hadamard import hadamard
 from leadline.kernels.triton import compressor
 from leadline.models.common.rows import Rows
-from tests.kernels.triton.bounds import few_differ
+from tests.kernels.bounds import few_differ
 
 WIDTH, KEY, ROPE, ENTRIES, RING, EPS = 64, 32, 16, 4, 8, 1e-20
 FREQUENCIES = 10000.0 ** -(torch.arange(0, ROPE, 2) / ROPE)

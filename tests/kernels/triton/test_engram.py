@@ -16,7 +16,7 @@ from leadline.kernels.reference import quant
 from leadline.kernels.triton import engram
 from leadline.models.deepseek_v41.engram import EngramHash
 from leadline.weights.host_memory import HostMemory
-from tests.kernels.triton.bounds import few_differ
+from tests.kernels.bounds import few_differ
 
 EPS = 1e-20
 BF16 = torch.bfloat16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from leadline.kernels.reference import experts as reference
 from leadline.kernels.reference.quant import round_trip_fp8, round_trip_fp8_32
 from leadline.kernels.triton import experts
 from leadline.kernels.triton.expert_tiles import prepare
-from tests.kernels.triton.bounds import FLOAT32_SUM, Bounded, bf16
+from tests.kernels.bounds import FLOAT32_SUM, Bounded, bf16, expert_outputs
 
 LIMIT = 4.0
 Stacks = tuple[PackedWeight, PackedWeight]
@@ -46,22 +46,11 @@ def choose(rows: int, among: list[int], k: int, device: torch.device) -> Tensor:
 
 
 def definition(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    stacks: Stacks,
-    *,
-    keep: Callable[[Tensor], Tensor],
-    sum_error: float,
+    x: Tensor, ids: Tensor, weights: Tensor, stacks: Stacks, **roundings: Any
 ) -> Bounded:
-    """Of rows as the first product takes them; ``keep`` rounds bf16 to what the second takes."""
-    w13, w2 = (dataclasses.replace(w, dtype=torch.float64).dense[ids] for w in stacks)
-    gate_up = Bounded.exactly(x.unsqueeze(1)).product(w13, sum_error).rounded(bf16)
-    hidden = gate_up.swiglu(LIMIT).times(weights.unsqueeze(-1)).rounded(bf16).rounded(keep)
-    outputs = hidden.product(w2, sum_error).rounded(bf16)
-    error = outputs.error + FLOAT32_SUM * outputs.value.abs()
-    there = (ids >= 0).unsqueeze(-1)
-    return Bounded(*(part.where(there, 0.0).sum(1) for part in (outputs.value, error)))
+    """Of rows as the first product takes them."""
+    dense = (dataclasses.replace(w, dtype=torch.float64).dense for w in stacks)
+    return expert_outputs(x, ids, weights, *dense, limit=LIMIT, activation=bf16, **roundings)
 
 
 def compare(x: Tensor, ids: Tensor, w13: PackedWeight, w2: PackedWeight) -> Tensor:
@@ -70,8 +59,8 @@ def compare(x: Tensor, ids: Tensor, w13: PackedWeight, w2: PackedWeight) -> Tens
     actual = experts.routed_experts(x, ids, weights, w13, w2, limit=LIMIT)
     assert actual.dtype is torch.float32
     given = round_trip_fp8(x, w13.input_block) if w13.quantizes_input else x
-    keep = round_trip_fp8_32 if w2.quantizes_input else bf16
-    wanted = definition(given, ids, weights, (w13, w2), keep=keep, sum_error=FLOAT32_SUM)
+    kept = round_trip_fp8_32 if w2.quantizes_input else bf16
+    wanted = definition(given, ids, weights, (w13, w2), kept=kept, sum_error=FLOAT32_SUM)
     assert wanted.contains(actual)
     return actual
 

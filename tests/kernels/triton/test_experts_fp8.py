@@ -15,7 +15,7 @@ from leadline.kernels.reference import experts as reference
 from leadline.kernels.reference import quant
 from leadline.kernels.triton import experts, experts_fp8
 from leadline.kernels.triton.fp8_tiles import SPAN, quantize_rows
-from tests.kernels.triton.bounds import FP8_SUM, Bounded
+from tests.kernels.bounds import FP8_SUM, Bounded
 from tests.kernels.triton.test_experts import LIMIT, choose, definition, rows, stacks
 
 
@@ -38,8 +38,8 @@ def by_pairs(
 def by_definition(
     x: Tensor, ids: Tensor, weights: Tensor, w13: PackedWeight, w2: PackedWeight
 ) -> Bounded:
-    keep = quant.round_trip_fp8_row
-    return definition(keep(x), ids, weights, (w13, w2), keep=keep, sum_error=FP8_SUM)
+    kept = quant.round_trip_fp8_row
+    return definition(kept(x), ids, weights, (w13, w2), kept=kept, sum_error=FP8_SUM)
 
 
 def compare(x: Tensor, ids: Tensor, w13: PackedWeight, w2: PackedWeight) -> Tensor:

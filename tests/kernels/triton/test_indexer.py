@@ -18,8 +18,8 @@ from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer as reference
 from leadline.kernels.reference.quant import round_trip_fp4_32
 from leadline.kernels.triton import indexer
+from tests.kernels.bounds import few_differ
 from tests.kernels.reference.test_indexer import stored_keys
-from tests.kernels.triton.bounds import few_differ
 
 HEADS, WIDTH, PER_PAGE = 4, 128, 16
 HALF_ULP = 2.0**-8  # of bf16, at most

@@ -14,7 +14,7 @@ from leadline.kernels.packed import LinearWeight, PackedWeight, WeightFormat, al
 from leadline.kernels.reference import linear as reference
 from leadline.kernels.reference import quant as reference_quant
 from leadline.kernels.triton import grouped_linear, linear, packed_matmul, quant, shared_expert
-from tests.kernels.triton.bounds import FP8_SUM, Bounded, bf16
+from tests.kernels.bounds import FP8_SUM, Bounded, bf16
 
 LIMIT = 10.0
 ONE = 0x38  # as an E4M3 code

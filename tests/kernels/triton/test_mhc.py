@@ -14,7 +14,7 @@ from leadline.kernels import ops
 from leadline.kernels.reference import mhc as reference
 from leadline.kernels.reference import quant
 from leadline.kernels.triton import mhc, mhc_head
-from tests.kernels.triton.bounds import few_differ
+from tests.kernels.bounds import few_differ
 
 EPS, S = 1e-20, 4
 SETTINGS = {"sinkhorn_iters": 20, "hc_eps": 1e-6, "eps": EPS}

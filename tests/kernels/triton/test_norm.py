@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from leadline.kernels.reference import norm as reference
 from leadline.kernels.triton import norm
-from tests.kernels.triton.bounds import few_differ
+from tests.kernels.bounds import few_differ
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 64), (5, 96), (3, 1280), (70, 64)])

@@ -18,7 +18,7 @@ from leadline.kernels.reference import window as reference
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.triton import window
-from tests.kernels.triton.bounds import few_differ
+from tests.kernels.bounds import few_differ
 
 EPS, OUTER, INNER, POISON = 1e-20, 3, 8, 0xA5
 PACKED = [Record.FP8_32, Record.FP4_16, Record.FP4_32]

@@ -73,6 +73,39 @@ class Bounded:
         return bool(((actual.double() - self.value).abs() <= self.error).all())
 
 
+def expert_outputs(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    *,
+    limit: float,
+    activation: Callable[[Tensor], Tensor],
+    kept: Callable[[Tensor], Tensor],
+    sum_error: float,
+) -> Bounded:
+    """Routed experts, ``[m, D]``.
+
+    Args:
+        x: ``[m, D]`` as the first product takes it.
+        ids: ``[m, k]``, -1 for none.
+        weights: ``[m, k]``.
+        w13: ``[E, 2 F, D]`` float64, gate rows first.
+        w2: ``[E, D, F]`` float64.
+        limit: of SwiGLU.
+        activation: the rounding to the dtype of activations.
+        kept: the rounding of what the second product takes.
+        sum_error: of products.
+    """
+    gate_up = Bounded.exactly(x.unsqueeze(1)).product(w13[ids], sum_error).rounded(activation)
+    hidden = gate_up.swiglu(limit).times(weights.unsqueeze(-1)).rounded(activation)
+    outputs = hidden.rounded(kept).product(w2[ids], sum_error).rounded(activation)
+    error = outputs.error + FLOAT32_SUM * outputs.value.abs()
+    there = (ids >= 0).unsqueeze(-1)
+    return Bounded(*(part.where(there, 0.0).sum(1) for part in (outputs.value, error)))
+
+
 def few_differ(actual: Tensor, wanted: Tensor, share: float = 0.01) -> bool:
     """Whether no more do than roundings that a sum's order decides: of a handful, three."""
     assert actual.shape == wanted.shape
