@@ -41,7 +41,8 @@ def product(x: Bounded, weight: PackedWeight) -> Bounded:
     if weight.quantizes_input:
         x = x.rounded(lambda x: reference_quant.round_trip_fp8(x, weight.input_block))
     dense = dataclasses.replace(weight, dtype=torch.float64).dense
-    return x.product(dense, FP8_SUM).rounded(bf16)
+    # Where 128 channels have codes of one scale, the smallest are subnormal ones.
+    return x.blurred(2.0**-17).product(dense, FP8_SUM).rounded(bf16)
 
 
 def assert_in(actual: Tensor, wanted: Bounded) -> None:
@@ -84,12 +85,11 @@ def test_any_number_of_tokens(device: torch.device, count: int) -> None:
 @pytest.mark.parametrize("quantizes_input", [True, False], ids=["rounded", "as it is"])
 def test_aligned_weights(device: torch.device, count: int, quantizes_input: bool) -> None:
     """Two groups, a block and a half wide."""
-    plain = packed(2, 64, 416, device=device, quantizes_input=quantizes_input)
-    weight = align_scales(plain)
+    weight = align_scales(packed(2, 64, 416, device=device, quantizes_input=quantizes_input))
     assert weight.aligned
     x = tokens(count, 2, 416, device=device)
     actual = packed_matmul.packed_matmul(x, weight).unflatten(1, (2, -1))
-    assert_product(actual, x, plain)
+    assert_product(actual, x, weight)
 
 
 def packed_128(*shape: int, device: torch.device, quantizes_input: bool = True) -> PackedWeight:
