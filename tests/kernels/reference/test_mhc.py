@@ -11,8 +11,10 @@ from torch import Tensor
 from leadline.kernels import ops
 from leadline.kernels.reference import mhc, norm, quant
 from leadline.weights.load import CheckpointSource
+from tests.kernels.bounds import Bounded
 
 EPS, HC_EPS, ROUNDS = 1e-20, 1e-6, 20
+SUM = 2.0**-20  # error of five terms in float32, of the root of their squares
 
 
 def coefficients(
@@ -117,20 +119,19 @@ class TestMixing:
     def test_collapse_is_a_weighted_sum(self, dtype: torch.dtype) -> None:
         streams, _, mix, _ = self.make(dtype)
         got = mhc.mhc_collapse(streams, mix)
-        exact = sum(mix[:, s, None].double() * streams[:, s].double() for s in range(4))
-        assert isinstance(exact, Tensor)
         assert got.dtype is dtype
-        torch.testing.assert_close(got, exact.to(dtype), rtol=1e-6, atol=1e-6)
+        exact = Bounded.exactly(mix).product(streams.double().transpose(1, 2), SUM)
+        assert exact.rounded(lambda x: x.to(dtype)).contains(got)
 
     def test_expand_sums_over_the_incoming_stream(self, dtype: torch.dtype) -> None:
         streams, y, post, comb = self.make(dtype)
         got = mhc.mhc_expand(y, streams, post, comb)
         assert got.dtype is dtype
         for o in range(4):
-            exact = post[:, o, None].double() * y.double()
-            for i in range(4):
-                exact = exact + comb[:, i, o, None].double() * streams[:, i].double()
-            torch.testing.assert_close(got[:, o], exact.to(dtype), rtol=1e-6, atol=1e-6)
+            factors = torch.cat((post[:, [o]], comb[:, :, o]), dim=1)
+            terms = torch.cat((y.unsqueeze(1), streams), dim=1).double()
+            exact = Bounded.exactly(factors).product(terms.transpose(1, 2), SUM)
+            assert exact.rounded(lambda x: x.to(dtype)).contains(got[:, o])
 
     def test_one_hot_mix_copies_a_stream(self, dtype: torch.dtype) -> None:
         streams, _, mix, _ = self.make(dtype)

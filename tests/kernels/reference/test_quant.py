@@ -262,10 +262,18 @@ class TestQuantizers:
 
     @every_format
     def test_values_on_the_grid_survive(self, name: str) -> None:
-        """Requantising stored rows changes nothing, so copies of copies stay equal."""
-        quantize, dequantize, _ = FORMATS[name]
-        once = dequantize(*quantize(rows_over_octaves(16, 256)))
-        assert torch.equal(dequantize(*quantize(once)), once)
+        """Requantising stored rows changes nothing, so copies of copies stay equal.
+
+        But for scales of twice the smallest E4M3: where 4 is the largest of a block, what is stored
+        asks for the smallest, whose largest value is 6.
+        """
+        quantize, dequantize, block = FORMATS[name]
+        codes, scales = quantize(rows_over_octaves(16, 256))
+        once = dequantize(codes, scales)
+        moved = (dequantize(*quantize(once)) != once).unflatten(-1, (-1, block)).any(-1)
+        if name == "fp4_16":
+            moved &= scales != 2
+        assert not moved.any()
 
     @every_format
     def test_every_value_is_exact_in_bfloat16(self, name: str) -> None:

@@ -120,6 +120,7 @@ def inject(device: torch.device) -> OfRows:
     )
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # a sigmoid of the interpreter's
 @pytest.mark.parametrize(
     "make",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +18,13 @@ from leadline.kernels.records import Record
 from leadline.kernels.reference import indexer as reference
 from leadline.kernels.reference.quant import round_trip_fp4_32
 from leadline.kernels.triton import indexer
+from tests.kernels.bounds import few_differ
 from tests.kernels.reference.test_indexer import stored_keys
 
 HEADS, WIDTH, PER_PAGE = 4, 128, 16
+HALF_ULP = 2.0**-8  # of bf16, at most
+FP8_SUM = 2.0**-11  # of the magnitudes of all terms: tensor cores drop 13 bits below the largest
+Definition = Callable[[Tensor, Tensor, RecordField], Tensor]
 EXACT = pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 
 
@@ -52,17 +57,46 @@ def score(module: Any, made: tuple[Any, ...], columns: int, *, exact: bool) -> T
 
 
 def check(made: tuple[Any, ...], columns: int, *, exact: bool, differing: float = 0.01) -> None:
-    """Products are exact, so only the order of the sums may move a last bit."""
     actual = score(indexer, made, columns, exact=exact)
-    wanted = score(reference, made, columns, exact=exact)
-    agree(actual, wanted, differing)
+    agree(actual, define(made, columns, exact=exact), *made[:3], exact=exact, differing=differing)
 
 
-def agree(actual: Tensor, wanted: Tensor, differing: float = 0.01) -> None:
+def define(made: tuple[Any, ...], columns: int, *, exact: bool) -> Definition:
+    """``score`` by the reference, of other operands."""
+    return lambda *operands: score(reference, (*operands, *made[3:]), columns, exact=exact)
+
+
+def agree(
+    actual: Tensor,
+    define: Definition,
+    q: Tensor,
+    weights: Tensor,
+    keys: RecordField,
+    *,
+    exact: bool,
+    differing: float = 0.01,
+) -> None:
+    """Products are exact, so few scores differ, where the order of a sum moved a rounding.
+
+    By no more than all roundings may: of the score, of each head's dot and product where these are
+    rounded, and of the sums of FP8 tensor cores, which is of a dot's terms, whatever their signs.
+    """
+    wanted = define(q, weights, keys)
     assert actual.dtype == wanted.dtype == torch.bfloat16
     assert torch.equal(actual == -math.inf, wanted == -math.inf)
-    torch.testing.assert_close(actual, wanted, rtol=2**-7, atol=1e-3)
-    assert (actual != wanted).float().mean() <= differing
+    assert few_differ(actual, wanted, differing)
+    q, weights, shown = q.double(), weights.double(), wanted > -math.inf
+    unsigned = dataclasses.replace(keys, values=keys.values & 0x77)
+    truth, heads, terms = (
+        define(*operands)[shown]
+        for operands in (
+            (q, weights, keys),
+            (q, weights.abs(), keys),
+            (q.abs(), weights.abs(), unsigned),
+        )
+    )
+    bound = HALF_ULP * (truth.abs() + (2 * heads if exact else 0)) + FP8_SUM * terms
+    assert ((actual[shown] - truth).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("hadamard", [False, True])
@@ -102,9 +136,9 @@ def test_prefill_rows_of_several_requests(device: torch.device, exact: bool) -> 
     visible = torch.tensor([60, 61, 62, 63, 64, 65, 1, 2, 0, 130, 150, 0, 0], device=device)
     made = (*queries(13, HEADS, device), *keys, request, visible)
     actual = score(indexer, made, 150, exact=exact)
-    live = tuple(part[:11] for part in (made[0], made[1], request, visible))
-    wanted = score(reference, (*live[:2], *keys, *live[2:]), 150, exact=exact)
-    agree(actual[:11], wanted)
+    q, weights, *rows = (part[:11] for part in (made[0], made[1], request, visible))
+    live: tuple[Any, ...] = (q, weights, *keys, *rows)
+    agree(actual[:11], define(live, 150, exact=exact), *live[:3], exact=exact)
 
 
 def test_rows_of_no_request_write_nothing(
@@ -176,14 +210,16 @@ def test_plain_keys_run_by_reference(device: torch.device) -> None:
     field = RecordField(field.record, field.values.to(device), None)
     none = torch.zeros(2, dtype=torch.int64, device=device)
     q, weights = queries(2, HEADS, device)
-    check((q, weights, field, table.to(device), none, none + 20), 20, exact=True)
+    made = (q, weights, field, table.to(device), none, none + 20)
+    actual, wanted = (score(module, made, 20, exact=True) for module in (indexer, reference))
+    assert torch.equal(actual, wanted)
     blocks = torch.tensor([[0, 2], [1, -1]], device=device)
     candidates = (q, weights, field, table.to(device), none, blocks, none + 20)
-    options: dict[str, Any] = {"block_size": 8, "exact_rounding": True}
-    agree(
-        indexer.candidate_logits(*candidates, **options),
-        reference.candidate_logits(*candidates, **options),
+    actual, wanted = (
+        module.candidate_logits(*candidates, block_size=8, exact_rounding=True)
+        for module in (indexer, reference)
     )
+    assert torch.equal(actual, wanted)
 
 
 @EXACT
@@ -197,7 +233,13 @@ def test_candidates_equal_dense_scores(device: torch.device, kept: int, exact: b
     blocks = reference.select_candidate_blocks(dense, visible, block_size=8, topk_blocks=kept)
     options: dict[str, Any] = {"block_size": 8, "exact_rounding": exact}
     scores = indexer.candidate_logits(*paged, blocks, visible, **options)
-    agree(scores, reference.candidate_logits(*paged, blocks, visible, **options))
+    rest: tuple[Any, ...] = (*paged[3:], blocks, visible)
+    agree(
+        scores,
+        lambda *operands: reference.candidate_logits(*operands, *rest, **options),
+        *paged[:3],
+        exact=exact,
+    )
     entries = (blocks.unsqueeze(2) * 8 + torch.arange(8, device=device)).flatten(1)
     there = (entries >= 0) & (entries < visible.unsqueeze(1))
     wanted = dense.gather(1, entries.clamp(0, 199)).masked_fill(~there, -math.inf)

@@ -14,6 +14,7 @@ from leadline.kernels import ops
 from leadline.kernels.reference import mhc as reference
 from leadline.kernels.reference import quant
 from leadline.kernels.triton import mhc, mhc_head
+from tests.kernels.bounds import few_differ
 
 EPS, S = 1e-20, 4
 SETTINGS = {"sinkhorn_iters": 20, "hc_eps": 1e-6, "eps": EPS}
@@ -50,10 +51,9 @@ class Site:
 def assert_rounded_alike(actual: Tensor, wanted: Tensor) -> None:
     """Sums in another order: hardly any value is another one, and then it is a neighbour."""
     assert actual.dtype == wanted.dtype == torch.bfloat16
-    assert actual.shape == wanted.shape
     if not wanted.numel():
         return
-    assert (actual == wanted).double().mean() >= 0.995
+    assert few_differ(actual, wanted, 0.005)
     largest = wanted.flatten(1).abs().amax(-1).double().view(-1, *[1] * (wanted.dim() - 1))
     error = (actual.double() - wanted.double()).abs()
     assert (error <= 2**-20 * largest + 2**-7 * wanted.double().abs()).all()

@@ -13,8 +13,6 @@ pytest.importorskip("triton")
 
 from leadline.kernels import batch_invariance
 from leadline.kernels.packed import PackedWeight
-from leadline.kernels.reference import experts as reference_experts
-from leadline.kernels.reference import linear as reference
 from leadline.kernels.reference import quant as reference_quant
 from leadline.kernels.triton import (
     grouped_linear,
@@ -24,7 +22,14 @@ from leadline.kernels.triton import (
     shared_expert,
 )
 from leadline.kernels.triton.arrangement import Arranged, arrange
-from tests.kernels.triton.test_linear import assert_close, exact, packed, tokens
+from tests.kernels.triton.test_linear import (
+    LIMIT,
+    assert_product,
+    assert_projection,
+    assert_shared_expert,
+    packed,
+    tokens,
+)
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
@@ -75,7 +80,7 @@ def test_any_shape(device: torch.device, count: int, shape: tuple[int, int, int]
     weight = packed(*shape, device=device, quantizes_input=rounds)
     x = tokens(count, shape[0], shape[2], device=device)
     actual = packed_matmul.packed_matmul(x, weight).unflatten(1, (shape[0], -1))
-    assert_close(actual, exact(x, weight))
+    assert_product(actual, x, weight)
 
 
 @pytest.mark.parametrize("count", [4, *on_a_gpu(32, 64, 128)])
@@ -96,7 +101,7 @@ def test_zero_tiles_may_have_any_scale(device: torch.device) -> None:
     weight.scales[0] = torch.tensor([0, 254, 120, 160])
     weight.codes[:32, 32:64] = 0
     weight.codes[:32, 96:] = 0
-    assert_close(linear.linear(x, weight), exact(x, weight))
+    assert_product(linear.linear(x, weight), x, weight)
 
 
 @pytest.mark.parametrize("count", [5, *on_a_gpu(70)])
@@ -117,16 +122,15 @@ def test_output_projection(device: torch.device) -> None:
     z = grouped_linear.grouped_linear(x.reshape(12, 2, 128), wo_a).flatten(1)
     actual = grouped_linear.output_projection(x, wo_a, wo_b)
     assert torch.equal(actual, linear.linear(z, wo_b))
-    z = reference.grouped_linear(x.reshape(12, 2, 128), wo_a).flatten(1)
-    assert_close(actual, reference.linear(z, wo_b), error=2e-2)
+    assert_projection(actual, x, wo_a, wo_b)
 
 
 def test_shared_expert(device: torch.device) -> None:
     w13, w2 = packed(256, 128, device=device), packed(96, 128, device=device)
     w13.scales.sub_(4)  # or SwiGLU would clamp nearly every product
     x = tokens(12, 128, device=device)
-    actual = shared_expert.shared_expert(x, w13, w2, limit=10.0)
-    assert_close(actual, reference_experts.shared_expert(x, w13, w2, limit=10.0), error=1e-2)
+    actual = shared_expert.shared_expert(x, w13, w2, limit=LIMIT)
+    assert_shared_expert(actual, x, w13, w2)
 
 
 @pytest.mark.gpu

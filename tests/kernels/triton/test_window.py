@@ -18,6 +18,7 @@ from leadline.kernels.reference import window as reference
 from leadline.kernels.reference.kv_store import load_rows
 from leadline.kernels.reference.rope import rope_angles, rope_frequencies
 from leadline.kernels.triton import window
+from tests.kernels.bounds import few_differ
 
 EPS, OUTER, INNER, POISON = 1e-20, 3, 8, 0xA5
 PACKED = [Record.FP8_32, Record.FP4_16, Record.FP4_32]
@@ -55,7 +56,8 @@ class Rows:
         self.cos, self.sin = rope_angles(
             positions.to(device), rope_frequencies(rotary or width // 4, 1e4).to(device)
         )
-        place = torch.randperm(OUTER * INNER, device=device)[:rows]
+        # The first place is nobody's: separate steps write there what is to go nowhere.
+        place = 1 + torch.randperm(OUTER * INNER - 1, device=device)[:rows]
         self.outer, self.inner = place // INNER, place % INNER
         self.outer[2::3] = -1
 
@@ -67,6 +69,16 @@ class Rows:
         store = how.norm_rotate_store  # type: ignore[attr-defined]
         angles = self.cos, self.sin
         store(self.x, self.weight, *angles, field, self.outer, self.inner, eps=EPS)
+        return field
+
+    def packed(self, record: Record) -> RecordField:
+        """What the quantiser makes of the kernel's own rows in bf16, whatever rounded them."""
+        width, device = len(self.weight), self.x.device
+        own = self.store(make_field(Record.BFLOAT16, width, device)).values
+        field = make_field(record, width, device)
+        stored = self.outer >= 0
+        places = self.outer[stored], self.inner[stored]
+        ops.store_rows(field, *places, *ops.pack_rows(own[places], record, field.rotary))
         return field
 
 
@@ -83,8 +95,10 @@ def test_stored_rows_are_normalised_and_rotated(
     given = Rows(rows, width, device)
     actual = given.store(make_field(Record.BFLOAT16, width, device)).values
     wanted = given.store(make_field(Record.BFLOAT16, width, device), ops).values
-    assert (actual.view(torch.int16) == wanted.view(torch.int16)).double().mean() > 0.995
-    torch.testing.assert_close(actual, wanted, rtol=2**-7, atol=2**-12)
+    assert few_differ(actual.view(torch.int16), wanted.view(torch.int16), 0.005)
+    # A rounding of the norm that falls to the other side turns up in both channels of its pair.
+    length = wanted.double().unflatten(-1, (-1, 2)).norm(dim=-1).repeat_interleave(2, -1)
+    assert ((actual.double() - wanted.double()).abs() <= 2**-6 * length).all()
 
 
 @pytest.mark.parametrize("width", [128, 512])
@@ -95,24 +109,14 @@ def test_records_are_what_the_quantiser_makes_of_the_very_row(
     """Rows with nowhere to go, and gaps, stay as they were."""
     given = Rows(7, width, device)
     actual = given.store(make_field(record, width, device))
-    own = given.store(make_field(Record.BFLOAT16, width, device)).values
-    wanted = make_field(record, width, device)
-    stored = given.outer >= 0
-    places = given.outer[stored], given.inner[stored]
-    ops.store_rows(wanted, *places, *ops.pack_rows(own[places], record, wanted.rotary))
-    assert same_bytes(actual, wanted)
+    assert same_bytes(actual, given.packed(record))
 
 
 def test_rotary_channels_are_bf16_in_the_same_bytes(device: torch.device) -> None:
     """Of 512, 64 rotate; the scales end with a byte of zero."""
     given = Rows(7, 512, device, rotary=64)
     actual = given.store(make_field(Record.FP8_64, 512, device))
-    own = given.store(make_field(Record.BFLOAT16, 512, device)).values
-    wanted = make_field(Record.FP8_64, 512, device)
-    stored = given.outer >= 0
-    places = given.outer[stored], given.inner[stored]
-    ops.store_rows(wanted, *places, *ops.pack_rows(own[places], Record.FP8_64, 64))
-    assert same_bytes(actual, wanted)
+    assert same_bytes(actual, given.packed(Record.FP8_64))
 
 
 def test_rows_of_other_widths_take_the_definition(device: torch.device) -> None:
@@ -126,7 +130,7 @@ def test_tiny_rows_take_the_floor_of_the_scale(device: torch.device, record: Rec
     given = Rows(4, 128, device)
     given.weight *= 1e-6
     actual = given.store(make_field(record, 128, device))
-    assert same_bytes(actual, given.store(make_field(record, 128, device), ops))
+    assert same_bytes(actual, given.packed(record))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes by numpy
@@ -160,7 +164,7 @@ def test_both_halves_of_a_down_projection(device: torch.device) -> None:
     assert same_bytes(field, given.store(make_field(Record.FP8_32, 128, device)))
     wanted = ops.rms_norm(given.down[:, :96], given.query_weight, eps=EPS)
     torch.testing.assert_close(query, wanted, rtol=2**-7, atol=0)
-    assert (query == wanted).double().mean() > 0.99
+    assert few_differ(query, wanted)
 
 
 @dataclass
