@@ -33,11 +33,11 @@ class Sizes:
 
 FULL = Sizes(
     Shape(
-        turns=(6, 6),
+        turns=(4, 4),
         group=8,
-        system=(6000, 8000),
-        task=(500, 3000),
-        new=(200, 1000),
+        system=(3000, 4000),
+        task=(300, 1500),
+        new=(200, 600),
         answer=(16, 64),
         long_answer=(128, 384),
         long_answers_in=10,
