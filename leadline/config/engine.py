@@ -163,10 +163,11 @@ class EngineConfig:
             channels, as the model specification says; ``fp8`` by rows, so that FP8 tensor cores can
             multiply long prompts. An approximation, which no evaluation of a whole model has
             cleared yet: channels below 2^-14 of their row's largest lose bits, and products of 128
-            channels are summed with 14 bits. Steps of few rows stay as they are on a GPU.
+            channels are summed with 14 bits. Steps of few rows stay as they are on a GPU. Hopper's
+            kernels for ``mxfp8`` are faster (docs/kernels.md).
         align_scales: give FP8 matrices that stay packed one scale for 32 rows and 128 columns,
-            where that moves a matrix by less than a thousandth of its norm: products of 8 to 256
-            tokens take a quarter to a half less time on Hopper. Off, weights are as published.
+            where that moves a matrix by less than a thousandth of its norm: products of up to 8
+            tokens take up to a fifth less time on Hopper. Off, weights are as published.
         exact_rounding: bfloat16 only: round where the reference program rounds, including the
             64-slot blocks of attention.
         debug_nonfinite: check every op's output and name the first op, layer and request with
