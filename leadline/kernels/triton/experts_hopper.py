@@ -101,6 +101,7 @@ def pair_outputs(
         limit=limit,
         rounds=w2.quantizes_input,
     )
+    del inputs  # half a GB at 8,192 rows, which outputs may take
     outputs = torch.empty(ids.numel(), width, dtype=x.dtype, device=x.device)
     _multiply(hidden, w2, tiles, tile, outputs, width=width)
     return outputs
