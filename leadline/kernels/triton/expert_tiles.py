@@ -117,6 +117,12 @@ def span(spans, tile):
 
 
 @triton.jit
+def is_size(size, TILE: tl.constexpr, IS_LEAST: tl.constexpr):
+    """Whether ``TILE`` is the smallest tile, of those allowed, that holds so many pairs."""
+    return (size <= TILE) & (IS_LEAST or size > TILE // 2)
+
+
+@triton.jit
 def _prepare(
     ids,
     pairs,

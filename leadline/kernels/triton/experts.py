@@ -26,7 +26,7 @@ from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight
 from leadline.kernels.reference import experts as reference
 from leadline.kernels.triton import experts_fp8, experts_hopper
-from leadline.kernels.triton.expert_tiles import prepare, span
+from leadline.kernels.triton.expert_tiles import is_size, prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, is_hopper, tuned
 from leadline.kernels.triton.mxfp4 import plane_offset, product
@@ -160,7 +160,7 @@ def _gate_up(
     codes += expert * (2 * F * (D // 4))
     scales += expert * (2 * F * (D // 32))
     for halvings in tl.static_range(HALVINGS + 1):
-        if _fits(expert, size, TILE >> halvings, halvings == HALVINGS):
+        if (expert >= 0) & is_size(size, TILE >> halvings, halvings == HALVINGS):
             _gate_up_tile(
                 planes,
                 codes,
@@ -180,12 +180,6 @@ def _gate_up(
                 BLOCK_F,
                 BLOCK_K,
             )
-
-
-@triton.jit
-def _fits(expert, size, TILE: tl.constexpr, IS_LEAST: tl.constexpr):
-    """Whether ``TILE`` is the smallest tile, of those allowed, that holds so many pairs."""
-    return (expert >= 0) & (size <= TILE) & (IS_LEAST or size > TILE // 2)
 
 
 @triton.jit
@@ -260,7 +254,7 @@ def _down(
     codes += expert * (D * (F // 4))
     scales += expert * (D * (F // 32))
     for halvings in tl.static_range(HALVINGS + 1):
-        if _fits(expert, size, TILE >> halvings, halvings == HALVINGS):
+        if (expert >= 0) & is_size(size, TILE >> halvings, halvings == HALVINGS):
             _down_tile(
                 hidden,
                 codes,

@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from leadline.kernels import batch_invariance
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import PackedWeight
-from leadline.kernels.triton.expert_tiles import Tiles, sort_pairs
+from leadline.kernels.triton.expert_tiles import Tiles, is_size, sort_pairs, span
 from leadline.kernels.triton.formats import absmax, fp8_scale, round_trip_e4m3
 from leadline.kernels.triton.launch import bucket
 from leadline.kernels.triton.mxfp4_hopper import (
@@ -30,7 +30,6 @@ from leadline.kernels.triton.mxfp4_hopper import (
     describe_codes,
     describe_inputs,
     empty_inputs,
-    is_size,
     multiply,
     place_of,
     ring_of,
@@ -38,6 +37,8 @@ from leadline.kernels.triton.mxfp4_hopper import (
 from leadline.kernels.triton.swiglu import clamped_swiglu
 
 _HALF = gl.constexpr(ROWS.value // 2)
+# Of ``[64, pairs]``: sixteen bytes of a pair's row a thread.
+_STORES = gl.constexpr(gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +207,8 @@ def _multiply_tile(
         GROUPS: warpgroups that multiply.
         STAGES: in shared memory.
     """
-    # ``expert_tiles.span``
-    word = gl.load(spans + gl.program_id(1))
-    expert, place, size = (word >> 40).to(gl.int32), word.to(gl.int32), (word >> 32).to(gl.int32)
-    size &= 0xFF
+    expert, place, size = span(spans, gl.program_id(1))
+    expert = expert.to(gl.int32)
     if expert >= 0:
         if weights is None:
             column = gl.program_id(0) * (GROUPS * ROWS)
@@ -297,15 +296,14 @@ def _store_hidden(sums, to, column, source, ROUNDS: gl.constexpr):
     # The weight counts before the rounding (v41-model 5.3).
     weight = gl.load(to.weights + pair, mask=live, other=0.0)
     value = (clamped_swiglu(gate, up, to.limit) * weight[None, :]).to(gl.bfloat16)
-    layout: gl.constexpr = _layout_of_stores()
-    value = gl.convert_layout(value, layout)
+    value = gl.convert_layout(value, _STORES)
     if ROUNDS:
         blocks = gl.reshape(value.to(gl.float32), [_HALF // 32, 32, pairs])
         exponents = gl.expand_dims(fp8_scale(absmax(blocks, 1)), 1)
         blocks = round_trip_e4m3(blocks, exponents).to(gl.bfloat16)
-        value = gl.convert_layout(gl.reshape(blocks, [_HALF, pairs]), layout)
-    block, channel = place_of(column + gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout)))
-    token = gl.arange(0, pairs, layout=gl.SliceLayout(0, layout))
+        value = gl.convert_layout(gl.reshape(blocks, [_HALF, pairs]), _STORES)
+    block, channel = place_of(column + gl.arange(0, _HALF, layout=gl.SliceLayout(1, _STORES)))
+    token = gl.arange(0, pairs, layout=gl.SliceLayout(0, _STORES))
     at = (block.to(gl.int64) * to.num_pairs)[:, None] + (source.place + token)[None, :]
     gl.store(to.out + at * 64 + channel[:, None], value, mask=(token < source.size)[None, :])
 
@@ -313,18 +311,11 @@ def _store_hidden(sums, to, column, source, ROUNDS: gl.constexpr):
 @gluon.jit
 def _store_outputs(sums, to, column, source):
     """Each pair's columns to its own row."""
-    layout: gl.constexpr = _layout_of_stores()
-    token = gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout))
+    token = gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, _STORES))
     live = token < source.size
     pair = gl.load(to.pairs + source.place + token, mask=live, other=0).to(gl.int64)
-    column += gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout))
+    column += gl.arange(0, _HALF, layout=gl.SliceLayout(1, _STORES))
     at = to.out + pair[None, :] * to.width + column[:, None]
     low, high = gl.split(sums.to(gl.bfloat16))
-    gl.store(at, gl.convert_layout(low, layout), mask=live[None, :])
-    gl.store(at + _HALF, gl.convert_layout(high, layout), mask=live[None, :])
-
-
-@gluon.constexpr_function
-def _layout_of_stores():
-    """Of ``[64, pairs]``: sixteen bytes of a pair's row a thread."""
-    return gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
+    gl.store(at, gl.convert_layout(low, _STORES), mask=live[None, :])
+    gl.store(at + _HALF, gl.convert_layout(high, _STORES), mask=live[None, :])

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from leadline.kernels.triton import rings
-from leadline.kernels.triton.expert_tiles import Tiles
+from leadline.kernels.triton.expert_tiles import Tiles, is_size
 from leadline.kernels.triton.mxfp4 import EXPAND
 from leadline.kernels.triton.quant import on_fp8_grid
 
@@ -214,12 +214,6 @@ class Source(NamedTuple):
     place: Any
     size: Any
     chunks: Any
-
-
-@gluon.jit
-def is_size(size, PAIRS: gl.constexpr, IS_LEAST: gl.constexpr):
-    """Whether ``PAIRS`` is the smallest tile, of those allowed, that holds so many pairs."""
-    return (size <= PAIRS) & (IS_LEAST or size > PAIRS // 2)
 
 
 @gluon.jit
