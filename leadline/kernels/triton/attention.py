@@ -20,7 +20,7 @@ from leadline.kernels.reference import attention as reference
 from leadline.kernels.triton import attention_ends, attention_hopper, unpack
 from leadline.kernels.triton.attention_merge import angles, finish, log_sum, merge, rotate
 from leadline.kernels.triton.formats import dot_bf16, to_bf16
-from leadline.kernels.triton.launch import INTERPRETED, bucket, tuned
+from leadline.kernels.triton.launch import bucket, is_hopper, tuned
 from leadline.kernels.triton.quant import store_fp8_32
 
 _PROGRAMS = {16: 264, 64: 132}  # that run at once on an H200, by their heads
@@ -164,7 +164,7 @@ def sparse_attention(
 
 def _suits_hopper(q: Tensor, cos: Tensor, window: RecordField, kv: RecordField | None) -> bool:
     """Whether the kernel for Hopper takes these operands."""
-    if INTERPRETED or triton.runtime.driver.active.get_current_target().arch != 90:
+    if not is_hopper():
         return False
     records = {window.record} if kv is None else {window.record, kv.record}
     return (

@@ -69,7 +69,7 @@ def routed_experts(
     per_expert = planned_rows(num_rows) * per_row / len(w2.codes)
     if row_scales and per_expert >= _MANY:
         pair_outputs = experts_fp8.pair_outputs
-    elif is_hopper() and per_expert >= _SOME and experts_hopper.fits(w13, w2):
+    elif is_hopper() and per_expert >= _SOME and experts_hopper.fits(w2):
         pair_outputs = experts_hopper.pair_outputs
     else:
         pair_outputs = _pair_outputs
@@ -86,8 +86,7 @@ def _pair_outputs(
     x: Tensor, ids: Tensor, weights: Tensor, w13: PackedWeight, w2: PackedWeight, *, limit: float
 ) -> Tensor:
     """Each expert's output for each of its rows ``[m k, D]``; rows of id -1 are not written."""
-    num_experts, width, words = w2.codes.shape
-    hidden_width = 2 * words
+    num_experts, width, hidden_width = w2.shape
     num_pairs, per_row = ids.numel(), ids.shape[1]
     planned_pairs = planned_rows(ids.shape[0]) * per_row
     tile_size = _tile_size(planned_pairs // num_experts)

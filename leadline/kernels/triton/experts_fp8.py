@@ -63,8 +63,7 @@ def pair_outputs(
         ``[m k, D]`` bf16; rows of pairs with id -1 are not written.
     """
     num_pairs, per_row = ids.numel(), ids.shape[1]
-    num_experts, width, words = w2.codes.shape
-    hidden_width = 2 * words
+    num_experts, width, hidden_width = w2.shape
     planned_pairs = planned_rows(ids.shape[0]) * per_row
     tile_size = _tile_size(planned_pairs // num_experts)
     tiles = sort_pairs(ids, num_experts=num_experts, tile_size=tile_size)

@@ -66,10 +66,10 @@ _TILES = (
 _STAGES = 4
 
 
-def fits(w13: PackedWeight, w2: PackedWeight) -> bool:
-    """Whether whole tiles divide these stacks."""
-    _, width, words = w2.codes.shape
-    return width % (2 * ROWS.value) == 0 and 2 * words % CHANNELS == 0
+def fits(w2: PackedWeight) -> bool:
+    """Whether whole tiles divide such a stack and the one before it."""
+    _, width, hidden_width = w2.shape
+    return width % (2 * ROWS.value) == 0 and hidden_width % CHANNELS == 0
 
 
 def pair_outputs(
@@ -88,8 +88,7 @@ def pair_outputs(
     Returns:
         ``[m k, D]`` bf16; rows of pairs with id -1 are not written.
     """
-    num_experts, width, words = w2.codes.shape
-    hidden_width = 2 * words
+    num_experts, width, hidden_width = w2.shape
     ids = ids.contiguous()
     tile = _tile(planned_rows(len(ids)) * ids.shape[1] // num_experts)
     tiles = sort_pairs(ids, num_experts=num_experts, tile_size=tile.pairs)
@@ -127,7 +126,7 @@ def _multiply(
     rounds: bool = False,
 ) -> None:
     """Gate and up into hidden rows, or, without routing weights, down into the pairs' own rows."""
-    _, rows, half_width = weight.codes.shape
+    _, rows, channels = weight.shape
     # Tiles that are not full shrink, unless others' pairs must not change how one is multiplied.
     halvings = 0 if batch_invariance.switch.enabled else min(tile.pairs // 16 - 1, 2)
     _multiply_tile[(rows // (tile.groups * ROWS.value), len(tiles.spans))](
@@ -141,7 +140,7 @@ def _multiply(
         weights,
         limit,
         len(tiles.pairs),
-        2 * half_width // CHANNELS,
+        channels // CHANNELS,
         ROUNDS=rounds,
         HALVINGS=halvings,
         PAIRS=tile.pairs,

@@ -144,8 +144,7 @@ def place_of(channel):
 
 def describe_inputs(values: Tensor, pairs: int) -> TensorDescriptor:
     """What copies so many pairs' inputs of a stage, of those of ``arrange``."""
-    box = [2, pairs, 64]
-    return TensorDescriptor(values, list(values.shape), list(values.stride()), box, _INPUTS.value)
+    return TensorDescriptor.from_tensor(values, [2, pairs, 64], _INPUTS.value)
 
 
 def describe_codes(codes: Tensor, apart: int) -> TensorDescriptor:
@@ -155,14 +154,10 @@ def describe_codes(codes: Tensor, apart: int) -> TensorDescriptor:
         codes: ``[E, out, K / 2]`` uint8.
         apart: rows from one half to the other, of which ``out`` is a multiple.
     """
-    width = codes.shape[2] // 2
-    return TensorDescriptor(
-        codes.view(torch.int16),
-        [codes.shape[0] * codes.shape[1] // apart, apart, width],
-        [apart * width, width, 1],
-        [2, ROWS.value // 2, CHANNELS // 4],
-        _CODES.value,
-    )
+    words = codes.view(torch.int16)
+    halves = words.view(-1, apart, words.shape[2])
+    box = [2, ROWS.value // 2, CHANNELS // 4]
+    return TensorDescriptor.from_tensor(halves, box, _CODES.value)
 
 
 class Ring(NamedTuple):

@@ -122,22 +122,11 @@ def multiply(x: Arranged, weight: PackedWeight) -> Tensor:
         tile.resident * processors(weight.codes.device),
     )
     dtype = torch.float32 if splits > 1 else torch.bfloat16
+    codes = weight.codes.view(torch.int32).view(groups * rows, width // 64, 16).transpose(0, 1)
     parts = x.values.new_empty(splits, tokens, groups, rows, dtype=dtype)
     _multiply_arranged[(triton.cdiv(tokens, tile.tokens), row_blocks, splits)](
-        TensorDescriptor(
-            x.values,
-            list(x.values.shape),
-            list(x.values.stride()),
-            [2, tile.tokens, 64],
-            _TOKENS.value,
-        ),
-        TensorDescriptor(
-            weight.codes.view(torch.int32),
-            [width // 64, groups * rows, 16],
-            [16, width // 4, 1],
-            [2, tile.rows, 16],
-            _CODES.value,
-        ),
+        TensorDescriptor.from_tensor(x.values, [2, tile.tokens, 64], _TOKENS.value),
+        TensorDescriptor.from_tensor(codes, [2, tile.rows, 16], _CODES.value),
         weight.scales.view(torch.int32),
         parts,
         tokens,

@@ -145,19 +145,24 @@ def test_extreme_scales(device: torch.device, byte: int) -> None:
     assert actual[0].isnan().any() == (byte == 255)
 
 
+# Enough pairs of widths that Hopper's own kernels take.
+MANY = pytest.param(90, 256, 128, marks=pytest.mark.gpu)
+
+
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("second", [True, False])
+@pytest.mark.parametrize(("num_rows", "width", "hidden"), [(3, 64, 32), MANY])
 def test_inputs_are_rounded_where_the_weights_say(
-    device: torch.device, first: bool, second: bool
+    device: torch.device, first: bool, second: bool, num_rows: int, width: int, hidden: int
 ) -> None:
     w13, w2 = (
         PackedWeight(w.codes, w.scales, w.format, quantizes, w.dtype)
-        for w, quantizes in zip(stacks(2, 64, 32, device), (first, second), strict=True)
+        for w, quantizes in zip(stacks(2, width, hidden, device), (first, second), strict=True)
     )
-    compare(rows(3, 64, device), choose(3, [0, 1], 2, device), w13, w2)
+    compare(rows(num_rows, width, device), choose(num_rows, [0, 1], 2, device), w13, w2)
 
 
-@pytest.mark.parametrize(("num_rows", "width", "hidden"), [(3, 256, 160), (20, 160, 128)])
+@pytest.mark.parametrize(("num_rows", "width", "hidden"), [(3, 256, 160), (20, 160, 128), MANY])
 def test_inputs_with_a_scale_for_128_channels(
     device: torch.device, num_rows: int, width: int, hidden: int
 ) -> None:
