@@ -164,7 +164,7 @@ def _plan(rows: int, groups: int) -> Case:
         fused=partial(window.plan_window, **options),
         twin=partial(reference.plan_window, **options),
         check=same,
-        bytes=rows * 8 * (WINDOW + 2),
+        bytes=rows * 8 * (WINDOW + 4),
         rate=Rate.FP32,
     )
 

@@ -24,13 +24,13 @@ def plan_window(
     window: int,
     ring: int,
     staging: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Row by row."""
     index = np.empty((len(pos), window), np.int64)
-    own = np.empty((3, len(pos)), np.int64)
+    own = np.empty((4, len(pos)), np.int64)
     _plan(pos, req_of_row, q_off, seq_len, slot, floor, ring, staging, index, own)
-    width, outer, inner = torch.from_numpy(own)
-    return torch.from_numpy(index), width, outer, inner
+    width, outer, inner, seen = torch.from_numpy(own)
+    return torch.from_numpy(index), width, outer, inner, seen
 
 
 @kernel
@@ -49,11 +49,11 @@ def _plan(
     window = index.shape[1]
     for r in range(index.shape[0]):
         index[r] = -1
-        own[0, r], own[1, r], own[2, r] = 0, -1, 0
+        own[0, r], own[1, r], own[2, r], own[3, r] = 0, -1, 0, 0
         g = req_of_row[r]
         if g < 0:
             continue
-        own[0, r] = min(seq_len[g], window)
+        own[0, r], own[3, r] = min(seq_len[g], window), pos[r] + 1
         start = seq_len[g] - (q_off[g + 1] - q_off[g])
         stays = seq_len[g] - start + window - 1 <= ring
         for position in range(max(pos[r] - window + 1, floor[g]), pos[r] + 1):

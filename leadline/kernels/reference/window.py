@@ -20,7 +20,7 @@ def plan_window(
     window: int,
     ring: int,
     staging: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Addresses of window rows in a field of rings (cache-and-scheduling 1.8).
 
     A row at p reads positions ``[max(p - window + 1, floor), p]``. New rows of a group go straight
@@ -41,14 +41,16 @@ def plan_window(
 
     Returns:
         ``[r, W]`` addresses ``outer * ring + inner``, oldest first, -1 behind them; ``[r]``
-        ``window_width`` of ``sparse_attention``; and ``outer [r]`` and ``inner [r]`` at which a
-        row itself is stored, ``outer`` being -1 for padding. All int64.
+        ``window_width`` of ``sparse_attention``; ``outer [r]`` and ``inner [r]`` at which a row
+        itself is stored, ``outer`` being -1 for padding; and ``[r]`` positions up to each row's
+        own, 0 for padding. All int64.
     """
     count = q_off.diff()
     start = seq_len - count
     is_staged = needs_staging(count, window=window, ring=ring)
     group = req_of_row.clamp(min=0)
-    lives = (req_of_row >= 0).unsqueeze(1)
+    is_padding = req_of_row < 0
+    lives = ~is_padding.unsqueeze(1)
 
     oldest = torch.maximum(pos - window + 1, floor[group]).unsqueeze(1)
     position = oldest + torch.arange(window, device=pos.device)
@@ -63,7 +65,8 @@ def plan_window(
     index = address(position).masked_fill(~lives | (position > pos.unsqueeze(1)), -1)
     outer = (own // ring).masked_fill(~lives, -1)
     width = seq_len[group.squeeze(1)].clamp(max=window)
-    return index, width, outer.squeeze(1), (own % ring).squeeze(1)
+    seen = (pos + 1).masked_fill(is_padding, 0)
+    return index, width, outer.squeeze(1), (own % ring).squeeze(1), seen
 
 
 def commit_window(

@@ -173,21 +173,21 @@ def plan_window(
     window: int,
     ring: int,
     staging: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """One program a row."""
     rows = len(pos)
     index = torch.empty(rows, window, dtype=torch.int64, device=pos.device)
-    width, outer, inner = torch.empty(3, rows, dtype=torch.int64, device=pos.device)
+    width, outer, inner, seen = torch.empty(4, rows, dtype=torch.int64, device=pos.device)
     if rows:
         _plan[(rows,)](
-            *(pos, req_of_row, q_off, seq_len, slot, floor, index, width, outer, inner),
+            *(pos, req_of_row, q_off, seq_len, slot, floor, index, width, outer, inner, seen),
             staging,
             WINDOW=window,
             RING=ring,
             BLOCK=triton.next_power_of_2(window),
             num_warps=1,
         )
-    return index, width, outer, inner
+    return index, width, outer, inner, seen
 
 
 @triton.jit(do_not_specialize=["staging"])
@@ -202,6 +202,7 @@ def _plan(
     width,
     outer,
     inner,
+    seen,
     staging,
     WINDOW: tl.constexpr,
     RING: tl.constexpr,
@@ -230,6 +231,7 @@ def _plan(
     tl.store(width + row, tl.minimum(length, WINDOW))
     tl.store(outer + row, tl.where(live, address // RING, -1))
     tl.store(inner + row, tl.where(live, address % RING, 0))
+    tl.store(seen + row, tl.where(live, position + 1, 0))
 
 
 _COMMITTED = 16  # rows of a program

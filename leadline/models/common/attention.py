@@ -54,7 +54,7 @@ class StepRows:
             window=window,
             plain=plain,
             yarn=yarn,
-            visible={ratio: rows.visible(ratio) for ratio in counted},
+            visible={ratio: window.seen // ratio for ratio in counted},
             entry_angles={
                 ratio: yarn if ratio == 1 else rotary.yarn(rows.pos - (ratio - 1))
                 for ratio in compressed

@@ -48,10 +48,6 @@ class Rows:
             max_len=batch.max_len,
         )
 
-    def visible(self, ratio: int) -> Tensor:
-        """``[r]`` compressed entries that each row may see; none for padding."""
-        return ((self.pos + 1) // ratio).masked_fill(self.req_of_row < 0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
@@ -61,6 +57,7 @@ class WindowPlan:
         index: ``[r, W]`` addresses that each row reads, oldest first, -1 behind them.
         width: ``[r]`` slots of the reference's list: ``min(seq_len, W)``.
         outer: ``[r]`` where each row is stored, with ``inner [r]``; -1 for padding.
+        seen: ``[r]`` positions up to each row's own; none for padding.
         q_off: ``[g + 1]``, of the rows that are stored.
         stages: whether rows of some group may be stored behind the rings.
         window: W.
@@ -71,6 +68,7 @@ class WindowPlan:
     width: Tensor
     outer: Tensor
     inner: Tensor
+    seen: Tensor
     q_off: Tensor
     stages: bool
     window: int
@@ -92,7 +90,7 @@ def plan_window(
     """
     ring, staging = cache.ring, cache.staging
     stages = max_rows + window - 1 > ring  # some group may be too long for its ring
-    index, width, outer, inner = ops.plan_window(
+    index, width, outer, inner, seen = ops.plan_window(
         rows.pos,
         rows.req_of_row,
         stored,
@@ -103,4 +101,4 @@ def plan_window(
         ring=ring,
         staging=staging,
     )
-    return WindowPlan(index, width, outer, inner, stored, stages, window, staging)
+    return WindowPlan(index, width, outer, inner, seen, stored, stages, window, staging)

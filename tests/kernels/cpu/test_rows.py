@@ -189,6 +189,7 @@ def test_plan_window(both: Both) -> None:
     assert torch.equal(fast[1][:-2], wanted[1][:-2])
     assert torch.equal(fast[2], wanted[2])
     assert torch.equal(fast[3][:-2], wanted[3][:-2])
+    assert torch.equal(fast[4], wanted[4])
 
 
 @pytest.mark.parametrize("record", [Record.FP8_32, Record.FP8_64, Record.BFLOAT16, Record.FLOAT32])

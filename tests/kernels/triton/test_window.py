@@ -208,11 +208,12 @@ def test_addresses_of_a_window_are_those_of_the_definition(
     device: torch.device, counts: list[int]
 ) -> None:
     step = Step(counts, device)
-    (index, width, outer, inner), wanted = step.plan(window), step.plan(reference)
+    (index, width, outer, inner, seen), wanted = step.plan(window), step.plan(reference)
     assert torch.equal(index, wanted[0])
     assert torch.equal(width[:-3], wanted[1][:-3])
     assert torch.equal(outer, wanted[2])
     assert torch.equal(inner[:-3], wanted[3][:-3])
+    assert torch.equal(seen, wanted[4])
 
 
 @pytest.mark.parametrize("record", [Record.FP8_32, Record.BFLOAT16, Record.FLOAT32], ids=str)
