@@ -59,8 +59,8 @@ class Forwards(Protocol):
         """Copy a step to the device.
 
         Returns:
-            Its batch, and what launches its forward and returns ``[u, D]``, which the next call
-            may overwrite.
+            Its batch, and what launches its forward and returns the rows whose logits are wanted,
+            ``[v, D]``, which the next forward may overwrite.
         """
         ...
 
@@ -74,7 +74,12 @@ class Eager:
     def prepare(self, groups: Sequence[RowGroup]) -> tuple[ForwardBatch, Callable[[], Tensor]]:
         """See ``Forwards``."""
         batch = self._builder.build(groups)
-        return batch, functools.partial(forward, self._model, batch)
+        return batch, functools.partial(forward_sampled, self._model, batch)
+
+
+def forward_sampled(model: Model, batch: ForwardBatch) -> Tensor:
+    """Both halves op by op: ``[v, D]``, the rows whose logits are wanted."""
+    return forward(model, batch)[batch.sample_rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,8 @@ class Graphs:
         is_decode = shape.rows == shape.upper == shape.sampled == len(groups)
         if is_decode and (rows := _bucket(self._decode_rows, shape.rows)):
             self._builder.load(self._decodes, self._decode_shape(rows), groups)
-            return self._decode_batches[rows], functools.partial(self._replay_decode, rows)
+            replay = functools.partial(self._replay_decode, rows, shape.rows)
+            return self._decode_batches[rows], replay
         lower, upper = (
             _bucket(self._lower_rows, shape.rows),
             _bucket(self._upper_rows, shape.upper) if shape.upper else 0,
@@ -250,9 +256,9 @@ class Graphs:
 
     # ---- what is replayed -------------------------------------------------------------------
 
-    def _replay_decode(self, rows: int) -> Tensor:
+    def _replay_decode(self, rows: int, sampled: int) -> Tensor:
         self._decode[rows]()
-        return self._hidden[:rows]
+        return self._hidden[:sampled]
 
     def _replay_prefill(self, batch: ForwardBatch, lower: int, upper: int) -> Tensor:
         """Either half may have no graph of its size, and runs op by op."""
@@ -263,11 +269,11 @@ class Graphs:
             state = self._model.lower(batch)
         if not upper:
             kept = tuple(part.index_select(0, batch.rows_upper) for part in state)
-            return self._model.upper(kept, batch)
+            return self._model.upper(kept, batch)[batch.sample_rows]
         for target, part in zip(self._upper_in, state, strict=True):
             torch.index_select(part, 0, batch.rows_upper, out=target[:upper])
         self._upper[upper]()
-        return self._hidden[:upper]
+        return self._hidden[batch.sample_rows]
 
     # ---- memory and stand-ins ---------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from leadline.engine.forwards import (
     GraphMode,
     Graphs,
     Replay,
+    forward_sampled,
     stand_in,
 )
 from leadline.engine.memory import DeviceMemory
@@ -36,7 +37,7 @@ from leadline.engine.plan import RowGroup, StepPlan
 from leadline.engine.runner import LOGITS_BLOCK_ROWS, Runner
 from leadline.engine.sampler import Sampler
 from leadline.kernels.registry import Kernels
-from leadline.models.batch import ForwardBatch, Model, forward
+from leadline.models.batch import ForwardBatch, Model
 
 # As many as kernels are tuned with; more of them would take memory that a full GPU may not have.
 _MAX_SLOTS = 64
@@ -146,7 +147,7 @@ class Rehearsal:
         static = StaticBatch(layout, buffer, self._limits.max_len)
         self._builder.load(static, shape, groups)
         batch = static.batch(shape, max_rows=max(group.num_rows for group in groups))
-        return batch, functools.partial(forward, self._model, batch)
+        return batch, functools.partial(forward_sampled, self._model, batch)
 
     def _bind(self) -> None:
         if self._is_bound:

@@ -109,7 +109,7 @@ class Runner:
                 if previous is not None:
                     _fill_unknown_tokens(plan, batch, previous)
                 self._copy_slots(plan.copies_before)
-                step.hidden = run()[batch.sample_rows]
+                step.hidden = run()
                 self._copy_slots(plan.copies_after)
         return step
 

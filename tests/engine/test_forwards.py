@@ -135,8 +135,8 @@ class Bench:
         kept = [tensor.clone() for tensor in self.tensors]
         self.model.bind_cache(self.pool)
         with torch.inference_mode():
-            batch, run = how.prepare(groups)
-            hidden = run()[batch.sample_rows][: sum(g.num_sampled for g in groups)]
+            _, run = how.prepare(groups)
+            hidden = run()[: sum(g.num_sampled for g in groups)].clone()
         found = [tensor[: self.pool.num_slots].clone() for tensor in self.tensors]
         for tensor, before in zip(self.tensors, kept, strict=True):
             tensor.copy_(before)
