@@ -84,21 +84,25 @@ class Sampler:
         """
         adjusted = [row for row, request in enumerate(requests) if _adjusts_logits(request)]
         tokens = _draw(logits, requests, beside=adjusted)
-        is_sound = tokens >= 0  # of rows to be adjusted too: they were taken as they are
+        # What is drawn of a row as it is tells whether its logits are finite.
+        of_raw = numbers = Download(tokens)
         if adjusted:
             own = [requests[row] for row in adjusted]
             rows = upload(adjusted, logits.device)
             raw = logits.index_select(0, rows)
             tokens = tokens.index_copy(0, rows, _draw(self._adjust(raw, own), own))
-        numbers = Download(torch.stack((tokens, is_sound)))
+            numbers = Download(tokens)
         logprobs = _launch_logprobs(logits, tokens, requests)
         errors = [r.constraint.error if r.constraint is not None else None for r in requests]
 
         def finish() -> list[SampledToken]:
             found, entries = numbers.wait().tolist(), logprobs()
+            is_sound = [token >= 0 for token in of_raw.wait().tolist()]
             return [
                 SampledToken(token, entries.get(row)) if token >= 0 else _failure(sound, error)
-                for row, (token, sound, error) in enumerate(zip(*found, errors, strict=True))
+                for row, (token, sound, error) in enumerate(
+                    zip(found, is_sound, errors, strict=True)
+                )
             ]
 
         return Draw(tokens, finish)
