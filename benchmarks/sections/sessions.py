@@ -33,13 +33,13 @@ class Sizes:
 
 FULL = Sizes(
     Shape(
-        turns=(4, 4),
+        turns=(3, 3),
         group=8,
-        system=(3000, 4000),
-        task=(300, 1500),
-        new=(200, 600),
+        system=(1500, 2000),
+        task=(200, 800),
+        new=(100, 300),
         answer=(16, 64),
-        long_answer=(128, 384),
+        long_answer=(128, 256),
         long_answers_in=10,
     ),
     sessions={1: 2, 64: 64},
