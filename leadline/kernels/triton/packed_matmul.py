@@ -26,14 +26,10 @@ from leadline.kernels.triton import packed_matmul_hopper
 from leadline.kernels.triton.arrangement import Arranged, arrange
 from leadline.kernels.triton.formats import cast, decode_e4m3, decode_ue8m0, dot_bf16, to_bf16
 from leadline.kernels.triton.launch import INTERPRETED, is_hopper, processors
+from leadline.kernels.triton.operand import Operand, encode
 from leadline.kernels.triton.partial_sums import add_parts, add_parts_into
 from leadline.kernels.triton.quant import on_fp8_grid, round_trip_fp8
-from leadline.kernels.triton.streamed_matmul import (
-    Operand,
-    encode,
-    streamed_matmul,
-    streams,
-)
+from leadline.kernels.triton.streamed_matmul import streamed_matmul, streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +60,7 @@ _TILES = (
 _TOKENS_FIRST_FROM = 64
 # Rounding the input costs each program as much as some of its weights; a launch costs 1 us.
 _ROUNDED_ON_THE_WAY = 8
+_ENCODED_ON_THE_WAY = 4
 _EXPANDED_FROM = 512
 _MOST_SPLITS = 16
 
@@ -147,8 +144,10 @@ def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -
     tokens, groups, _ = x.shape
     planned = planned_rows(tokens)
     rows = weight.codes.shape[1]
+    x = x if x.stride(2) == 1 else x.contiguous()
     if _is_streamed(tokens, weight):
-        return streamed_matmul(encode(x, weight), weight).flatten(2)
+        few = planned <= _ENCODED_ON_THE_WAY
+        return streamed_matmul(x if few else encode(x, weight), weight).flatten(2)
     if _suits_hopper(tokens, weight):
         return packed_matmul_hopper.multiply(arrange(x, weight), weight).flatten(2)
     rounds_input = weight.quantizes_input and not input_rounded
@@ -170,7 +169,6 @@ def _multiply_tiles(x: Tensor, weight: PackedWeight, input_block: int) -> Tensor
     """
     tokens, groups, width = x.shape
     rows = weight.codes.shape[1]
-    x = x if x.stride(2) == 1 else x.contiguous()
     planned = planned_rows(tokens)
     tile = next((tile for tile in _TILES if tile.tokens >= planned), _TILES[-1])
     block = min(tile.tokens, triton.next_power_of_2(planned))

@@ -10,8 +10,8 @@ from torch import Tensor
 from leadline.kernels.triton.arrangement import Arranged, store_arranged
 from leadline.kernels.triton.formats import to_bf16
 from leadline.kernels.triton.launch import await_previous, hold_next, overlapped
+from leadline.kernels.triton.operand import Operand, store_operand
 from leadline.kernels.triton.quant import on_fp8_grid
-from leadline.kernels.triton.streamed_matmul import Operand, store_operand
 
 
 def add_parts(parts: Tensor) -> Tensor:

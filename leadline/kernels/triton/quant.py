@@ -57,11 +57,17 @@ def on_fp8_grid(x, SCALED: tl.constexpr):
 
     NaN and infinity make their own block NaN.
     """
+    return to_bf16(nearest_fp8(x, SCALED))
+
+
+@triton.jit
+def nearest_fp8(x, SCALED: tl.constexpr):
+    """``on_fp8_grid`` in float32."""
     rows: tl.constexpr = x.shape[0]
     width: tl.constexpr = x.shape[1]
     blocks = x.reshape(rows, width // SCALED, SCALED)
     blocks = round_trip_e4m3(blocks, fp8_scale(absmax(blocks, 2))[:, :, None])
-    return to_bf16(blocks.reshape(rows, width))
+    return blocks.reshape(rows, width)
 
 
 @triton.jit
