@@ -38,12 +38,12 @@ FULL = Sizes(
         system=(1500, 2000),
         task=(200, 800),
         new=(100, 300),
-        answer=(16, 64),
-        long_answer=(128, 256),
+        answer=(16, 48),
+        long_answer=(64, 128),
         long_answers_in=10,
     ),
     sessions={1: 2, 64: 64},
-    warmup=8,
+    warmup=2,
 )
 QUICK = Sizes(
     Shape(

@@ -29,7 +29,7 @@ from leadline.kernels.triton.launch import INTERPRETED, is_hopper, processors
 from leadline.kernels.triton.operand import Operand, encode
 from leadline.kernels.triton.partial_sums import add_parts, add_parts_into
 from leadline.kernels.triton.quant import on_fp8_grid, round_trip_fp8
-from leadline.kernels.triton.streamed_matmul import streamed_matmul, streams
+from leadline.kernels.triton.streamed_matmul import encodes, streamed_matmul, streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,6 @@ _TILES = (
 _TOKENS_FIRST_FROM = 64
 # Rounding the input costs each program as much as some of its weights; a launch costs 1 us.
 _ROUNDED_ON_THE_WAY = 8
-_ENCODED_ON_THE_WAY = 4
 _EXPANDED_FROM = 512
 _MOST_SPLITS = 16
 
@@ -146,8 +145,8 @@ def _multiply(x: Tensor, weight: PackedWeight, *, input_rounded: bool = False) -
     rows = weight.codes.shape[1]
     x = x if x.stride(2) == 1 else x.contiguous()
     if _is_streamed(tokens, weight):
-        few = planned <= _ENCODED_ON_THE_WAY
-        return streamed_matmul(x if few else encode(x, weight), weight).flatten(2)
+        given = x if encodes(planned, weight) else encode(x, weight)
+        return streamed_matmul(given, weight).flatten(2)
     if _suits_hopper(tokens, weight):
         return packed_matmul_hopper.multiply(arrange(x, weight), weight).flatten(2)
     rounds_input = weight.quantizes_input and not input_rounded

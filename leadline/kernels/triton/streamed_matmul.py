@@ -45,6 +45,7 @@ _TILES = (
 _ROWS = 64
 _RESIDENT = 3  # programs of a multiprocessor
 _LEAST_COLUMNS = 16  # of FP8 matrix instructions that read both operands from shared memory
+_MOST_ENCODED = 8  # tokens on their way; of more, a launch before costs less
 _LEAST_ENCODED = 4  # tokens on their way: one a warp, so that a scale's channels lie in one
 
 
@@ -53,6 +54,25 @@ def streams(tokens: int, weight: PackedWeight) -> bool:
     if weight.aligned:
         return tokens <= (256 if weight.quantizes_input else 64)
     return tokens <= (8 if weight.quantizes_input else 4)
+
+
+def encodes(tokens: int, weight: PackedWeight) -> bool:
+    """Whether ``streamed_matmul`` had better be given tokens as they are.
+
+    Each program then encodes them, which hides behind the first weights to come: where programs
+    take turns, as those of 32768 rows do, later ones delay theirs.
+    """
+    return tokens <= _MOST_ENCODED and _row_blocks(weight) <= _resident(weight.codes.device)
+
+
+def _row_blocks(weight: PackedWeight) -> int:
+    groups, rows, _ = weight.codes.shape
+    return groups * triton.cdiv(rows, _ROWS)
+
+
+def _resident(device: torch.device) -> int:
+    """Programs that a GPU runs at a time."""
+    return _RESIDENT * processors(device)
 
 
 def streamed_matmul(x: Tensor | Operand, weight: PackedWeight) -> Tensor:
@@ -75,8 +95,7 @@ def streamed_matmul(x: Tensor | Operand, weight: PackedWeight) -> Tensor:
     else:
         tokens, values, powers = len(x), x, None
         strides = x.stride(0), x.stride(1)
-    row_blocks = groups * triton.cdiv(rows, _ROWS)
-    resident = _RESIDENT * processors(weight.codes.device)
+    row_blocks, resident = _row_blocks(weight), _resident(weight.codes.device)
     planned = planned_rows(tokens)
     lines = triton.next_power_of_2(planned) * terms
     # Of blocks of 32, more than 4 lines would have too many columns in a long step.

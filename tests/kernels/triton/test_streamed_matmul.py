@@ -96,15 +96,16 @@ def test_broken_and_extreme_rows(
         assert_same((tokens(2, 1, 320, device=device) * 2.0**power).bfloat16(), weight)
 
 
-@pytest.mark.parametrize("count", [1, 4, 5])
-def test_products_encode_few_tokens_so(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, count: int
+@pytest.mark.parametrize(("count", "rows"), [(1, 64), (8, 64), (9, 64), (1, 256)])
+def test_products_of_one_wave_encode_few_tokens_so(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, count: int, rows: int
 ) -> None:
     """Channels that lie apart are made adjacent first."""
     spy = MagicMock(wraps=encode)
     monkeypatch.setattr(packed_matmul, "encode", spy)
-    weight = packed(1, 64, 64, device=device)
-    x = tokens(count, 1, 128, device=device)[..., ::2]
+    monkeypatch.setattr(streamed_matmul, "processors", lambda device: 1)
+    weight = make(1, rows, 128, device=device, quantizes_input=True, aligned=True)
+    x = tokens(count, 1, 256, device=device)[..., ::2]
     actual = packed_matmul.packed_matmul(x, weight)
     assert torch.equal(actual, packed_matmul.packed_matmul(x.contiguous(), weight))
-    assert spy.called == (count > 4)
+    assert spy.called == (count == 9 or rows == 256)
