@@ -28,7 +28,7 @@ from leadline.weights.checkpoint import Checkpoint
 from leadline.weights.engram_tables import TableMemory
 from leadline.weights.load import CheckpointSource, DummySource
 
-STEP_ROWS = 2048  # the most that any test feeds at once
+STEP_ROWS = 2048  # of a stepper for which nobody says more
 
 C = TypeVar("C", bound=AnyConfig)
 M = TypeVar("M", bound=DeepseekV41 | DeepseekV4)

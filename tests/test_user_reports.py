@@ -426,7 +426,8 @@ def chat(service: Service, tokens_a_turn: int) -> list[Answer]:
 
 def deviations(model: DeepseekV41, answers: list[Answer]) -> list[Tensor]:
     """Of each turn: its logits less those of the same text in one prefill ``[n, V]``."""
-    stepper, text = stepper_of(model, num_pages=256), answers[-1].text
+    text = answers[-1].text
+    stepper = stepper_of(model, num_pages=256, step_rows=len(text))
     once = stepper.feed(stepper.start(text)).log_softmax(-1)
     return [a.logprobs - once[len(a.prompt) - 1 : len(a.text) - 1] for a in answers]
 

@@ -66,11 +66,11 @@ def tiny_v4_model(dtype: torch.dtype = torch.float64) -> DeepseekV4:
     return make_v4_stepper(V4_CONFIG, dtype=dtype, block_size=PAGE).model
 
 
-def stepper_of(model: DeepseekV41, *, num_pages: int = 64) -> Stepper:
-    """The model with an empty cache and no engine."""
+def stepper_of(model: DeepseekV41, *, num_pages: int = 64, step_rows: int = STEP_ROWS) -> Stepper:
+    """The model with an empty cache and no engine, for steps of so many rows."""
     layout = cache_layout(model.config, block_size=PAGE)
     pool = CachePool(
-        layout, num_pages=num_pages, num_slots=16, step_rows=STEP_ROWS, wide=model.wide
+        layout, num_pages=num_pages, num_slots=16, step_rows=step_rows, wide=model.wide
     )
     model.bind_cache(pool)
     return Stepper(model.config, model, pool, torch.device("cpu"))
