@@ -41,7 +41,7 @@ from leadline.engine.engine import Engine
 from leadline.engine.plan import RowGroup, RowKind
 from leadline.engine.sampler import Sampler
 from leadline.kernels.registry import REFERENCE, choose
-from leadline.models.batch import forward
+from leadline.models.batch import forward_sampled
 from leadline.models.common.parameters import Parameters
 from leadline.models.deepseek_v41.model import DeepseekV41
 from leadline.parallel.placement import Placement
@@ -93,7 +93,7 @@ class Plain:
                 RowGroup(request, RowKind.PREFILL, 0, len(tokens), len(tokens), num_sampled=1)
             )
         batch = self._builder.build(groups)
-        logits = self._model.logits(forward(self._model, batch)[batch.sample_rows])
+        logits = self._model.logits(forward_sampled(self._model, batch))
         for group in groups:
             self._cache.release(group.request)
         return logits

@@ -27,7 +27,7 @@ from leadline.core.request import Request, SamplingParams
 from leadline.engine.batch_builder import BatchBuilder, BatchLayout, BatchShape, StaticBatch
 from leadline.engine.memory import bytes_in_use
 from leadline.engine.plan import RowGroup, RowKind
-from leadline.models.batch import ForwardBatch, Model, forward
+from leadline.models.batch import ForwardBatch, Model, forward, forward_sampled
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,6 @@ class Eager:
         """See ``Forwards``."""
         batch = self._builder.build(groups)
         return batch, functools.partial(forward_sampled, self._model, batch)
-
-
-def forward_sampled(model: Model, batch: ForwardBatch) -> Tensor:
-    """Both halves op by op: ``[v, D]``, the rows whose logits are wanted."""
-    return forward(model, batch)[batch.sample_rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from leadline.engine.forwards import (
     GraphMode,
     Graphs,
     Replay,
-    forward_sampled,
     stand_in,
 )
 from leadline.engine.memory import DeviceMemory
@@ -37,7 +36,7 @@ from leadline.engine.plan import RowGroup, StepPlan
 from leadline.engine.runner import LOGITS_BLOCK_ROWS, Runner
 from leadline.engine.sampler import Sampler
 from leadline.kernels.registry import Kernels
-from leadline.models.batch import ForwardBatch, Model
+from leadline.models.batch import ForwardBatch, Model, forward_sampled
 
 # As many as kernels are tuned with; more of them would take memory that a full GPU may not have.
 _MAX_SLOTS = 64

@@ -137,3 +137,8 @@ def forward(model: Model, batch: ForwardBatch) -> Tensor:
         if error.row >= len(batch.rows_upper):
             raise
         raise NonFiniteError(error.op, int(batch.rows_upper[error.row]), error.layer) from error
+
+
+def forward_sampled(model: Model, batch: ForwardBatch) -> Tensor:
+    """Of ``forward``, the rows whose logits are wanted: ``[v, D]``."""
+    return forward(model, batch)[batch.sample_rows]

@@ -13,7 +13,7 @@ from torch import Tensor
 from leadline.engine.launch import AnyModel
 from leadline.kernels.reference import attention
 from leadline.kernels.registry import Kernels, unfuse
-from leadline.models.batch import ForwardBatch, forward
+from leadline.models.batch import ForwardBatch, forward_sampled
 from leadline.weights.engram_tables import TableMemory
 from tests.interpreter import interpreter
 from tests.models.test_triton_backend import DEVICE, MODEL
@@ -47,7 +47,7 @@ def stepper() -> Stepper:
 
 
 def run(model: AnyModel, batch: ForwardBatch) -> Tensor:
-    return model.logits(forward(model, batch)[batch.sample_rows])
+    return model.logits(forward_sampled(model, batch))
 
 
 def v4_stepper() -> V4Stepper:
