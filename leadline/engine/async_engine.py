@@ -40,6 +40,8 @@ class _Stream:
 
     def put(self, news: TokenOutput | LeadlineError) -> None:
         unread = self._news
+        if isinstance(unread, LeadlineError):
+            return  # nothing counts behind it, though outputs may still have been on their way
         if isinstance(unread, TokenOutput):
             if unread.finish_reason is not None:
                 return  # that was its last word; the engine's end does not concern it

@@ -420,6 +420,19 @@ def test_an_error_at_start_is_raised_where_start_was_called(
         assert (caught.value.param, caught.value.code) == ("here", "odd")
 
 
+def test_outputs_that_come_after_an_error_do_not_hide_it() -> None:
+    """Some are on their way when an engine is shut down."""
+
+    async def go() -> None:
+        stream = _Stream()
+        stream.put(EngineDead("the engine was shut down"))
+        stream.put(TokenOutput("a", (5,)))
+        with pytest.raises(EngineDead, match="the engine was shut down"):
+            await stream.get()
+
+    asyncio.run(asyncio.wait_for(go(), timeout=60))
+
+
 def test_a_slow_reader_finds_one_output_with_everything_in_it() -> None:
     async def go() -> None:
         stream = _Stream()
