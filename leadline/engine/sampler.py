@@ -85,7 +85,7 @@ class Sampler:
         adjusted = [row for row, request in enumerate(requests) if _adjusts_logits(request)]
         tokens = _draw(logits, requests, beside=adjusted)
         # What is drawn of a row as it is tells whether its logits are finite.
-        of_raw = numbers = Download(tokens)
+        raw_numbers = numbers = Download(tokens)
         if adjusted:
             own = [requests[row] for row in adjusted]
             rows = upload(adjusted, logits.device)
@@ -96,13 +96,11 @@ class Sampler:
         errors = [r.constraint.error if r.constraint is not None else None for r in requests]
 
         def finish() -> list[SampledToken]:
-            found, entries = numbers.wait().tolist(), logprobs()
-            is_sound = [token >= 0 for token in of_raw.wait().tolist()]
+            found = zip(numbers.wait().tolist(), raw_numbers.wait().tolist(), errors, strict=True)
+            entries = logprobs()
             return [
-                SampledToken(token, entries.get(row)) if token >= 0 else _failure(sound, error)
-                for row, (token, sound, error) in enumerate(
-                    zip(found, is_sound, errors, strict=True)
-                )
+                SampledToken(token, entries.get(row)) if token >= 0 else _failure(raw >= 0, error)
+                for row, (token, raw, error) in enumerate(found)
             ]
 
         return Draw(tokens, finish)
