@@ -149,11 +149,11 @@ class EngineConfig:
             it every entry is scored), ``attention``, ``wo_a``, ``engram`` and ``sampling``,
             separated by commas; behind ``all``, ``-GROUP`` takes one out. Others run as separate
             steps in torch, with the same meaning; products of weights have no such form.
-        side_streams: parts that run beside what does not wait for them, in steps of up to 64 rows
-            on a GPU: ``all``, ``none``, or some of ``mixing`` (V4.1's coefficients, beside
-            attention and experts), ``compressor`` (beside windows), ``indexer`` (beside queries)
-            and ``shared_expert`` (beside the routed ones), separated by commas; behind ``all``,
-            ``-PART`` takes one out. The tokens are the same.
+        side_streams: parts that run beside what does not wait for them, in steps of few rows on a
+            GPU: ``all``, ``none``, or some of ``mixing`` (V4.1's coefficients, beside attention and
+            experts, up to 64 rows) and, up to 16, ``compressor`` (beside windows), ``indexer``
+            (beside queries) and ``shared_expert`` (beside the routed ones), separated by commas;
+            behind ``all``, ``-PART`` takes one out. The tokens are the same.
         engram_prefetch: rows of n-gram tables are gathered beside the layers in front of those
             that read them; off, these wait for them. The tokens are the same.
         max_model_len: longest sequence; None takes the checkpoint's, lowered to what fits.

@@ -16,7 +16,13 @@ from leadline.core.errors import ConfigError
 from leadline.engine.forwards import CudaCapture
 from leadline.kernels.registry import choose
 from leadline.models.batch import ForwardBatch, forward
-from leadline.models.common.side_stream import FEW_ROWS, Fork, SideStream, make_side_streams
+from leadline.models.common.side_stream import (
+    FEW_ROWS,
+    FEWER_ROWS,
+    Fork,
+    SideStream,
+    make_side_streams,
+)
 from leadline.weights.engram_tables import TableMemory
 from tests.models.streams import FakeDevice, Race, Watched
 from tests.models.test_triton_backend import MODEL
@@ -95,7 +101,8 @@ def steps(made: AnyStepper[Any, Any]) -> Iterator[ForwardBatch]:
     """Prompts of few rows and of many, beside each other, and decodes."""
     first, second, third = (made.start(list(range(3, 3 + n))) for n in (100, 30, 7))
     yield made.batch([(first, FEW_ROWS + 1), (second, 2)])
-    yield made.batch([(second, 27), (third, 6)])
+    yield made.batch([(second, FEWER_ROWS + 2)])
+    yield made.batch([(second, 9), (third, 6)])
     for _ in range(3):
         yield made.batch([(first, 1)])
     yield made.batch([(first, 1), (second, 1), (third, 1)])
@@ -192,16 +199,29 @@ class TestChosenParts:
             make("indexer,x")
 
     def test_a_stream_is_made_only_for_parts_that_are_wanted(self, device: FakeDevice) -> None:
-        sides = make_side_streams("b", CPU, ("a",), ("b", "c"))
+        sides = make_side_streams("b", CPU, {("a",): 4, ("b", "c"): 2})
         assert len(device.streams) == 2
         with Watched(device):
             forks = {part: side.fork(partial(torch.ones, 3)) for part, side in sides.items()}
         assert [part for part, fork in forks.items() if fork.end is not None] == ["b"]
 
     def test_parts_that_share_a_stream_take_turns(self, device: FakeDevice) -> None:
-        sides = make_side_streams("all", CPU, ("a",), ("b", "c"))
+        sides = make_side_streams("all", CPU, {("a",): 4, ("b", "c"): 2})
         assert len(device.streams) == 3
         assert sides["b"] is sides["c"] is not sides["a"]
+
+    @pytest.mark.parametrize(
+        ("num_rows", "beside"), [(2, ["a", "b", "c"]), (3, ["a"]), (4, ["a"]), (5, [])]
+    )
+    def test_each_runs_beside_up_to_rows_of_its_own(
+        self, device: FakeDevice, num_rows: int, beside: list[str]
+    ) -> None:
+        sides = make_side_streams("all", CPU, {("a",): 4, ("b", "c"): 2})
+        with Watched(device):
+            forks = {
+                part: side.fork(partial(torch.ones, 3), num_rows) for part, side in sides.items()
+            }
+        assert [part for part, fork in forks.items() if fork.end is not None] == beside
 
 
 def test_without_side_streams_and_prefetch_all_ops_are_of_one_stream(device: FakeDevice) -> None:

@@ -45,7 +45,7 @@ _TILES = (
 _ROWS = 64
 _RESIDENT = 3  # programs of a multiprocessor
 _LEAST_COLUMNS = 16  # of FP8 matrix instructions that read both operands from shared memory
-_MOST_ENCODED = 8  # tokens on their way; of more, a launch before costs less
+_MOST_ENCODED = 4  # tokens on their way; of more, a launch before costs less
 _LEAST_ENCODED = 4  # tokens on their way: one a warp, so that a scale's channels lie in one
 
 

@@ -17,8 +17,9 @@ from leadline.config.checks import some_of
 T = TypeVar("T")
 
 # Kernels of more rows fill a GPU by themselves: what ran beside them would only take turns with
-# them (kernels.md 1.3).
+# them (kernels.md 1.3). Whole products and selections come to that sooner than coefficients do.
 FEW_ROWS = 64
+FEWER_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ SideStreams = Mapping[str, SideStream]
 """By part of a model, where its work is forked."""
 
 
-def make_side_streams(wanted: str, device: torch.device, *sharing: tuple[str, ...]) -> SideStreams:
+def make_side_streams(
+    wanted: str, device: torch.device, sharing: Mapping[tuple[str, ...], int]
+) -> SideStreams:
     """Sides for the parts that a setting wants; the others' work is done where it is forked.
 
     Any choice is safe, as parts meet on the current stream only: each fork waits for it, and
@@ -104,14 +107,15 @@ def make_side_streams(wanted: str, device: torch.device, *sharing: tuple[str, ..
     Args:
         wanted: parts, as ``config.checks.some_of`` reads them.
         device: of the model.
-        sharing: all parts of the model; those of one tuple take turns on one stream.
+        sharing: all parts of the model, and the rows of a step up to which they run beside it;
+            those of one tuple take turns on one stream.
 
     Raises:
         ConfigError: the model has no such part.
     """
     chosen = some_of("side_streams", wanted, [part for parts in sharing for part in parts])
     inline, sides = SideStream(device, enabled=False), dict[str, SideStream]()
-    for parts in sharing:
-        side = SideStream(device, enabled=not chosen.isdisjoint(parts), max_rows=FEW_ROWS)
+    for parts, max_rows in sharing.items():
+        side = SideStream(device, enabled=not chosen.isdisjoint(parts), max_rows=max_rows)
         sides |= {part: side if part in chosen else inline for part in parts}
     return sides

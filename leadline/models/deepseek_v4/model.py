@@ -22,7 +22,7 @@ from leadline.models.common.layers import at_layer
 from leadline.models.common.mhc import MixSite
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, plan_window
-from leadline.models.common.side_stream import SideStreams, make_side_streams
+from leadline.models.common.side_stream import FEWER_ROWS, SideStreams, make_side_streams
 from leadline.models.deepseek_v4.attention import Attention
 
 
@@ -92,7 +92,7 @@ class DeepseekV4(Backbone):
             ConfigError: there is no such part.
         """
         beside = make_side_streams(
-            side_streams, params.device, ("compressor", "indexer", "shared_expert")
+            side_streams, params.device, {("compressor", "indexer", "shared_expert"): FEWER_ROWS}
         )
         super().__init__(config, params)
         self.config = config

@@ -24,7 +24,7 @@ from leadline.models.common.block import BlockParts
 from leadline.models.common.layers import at_layer
 from leadline.models.common.parameters import Parameters
 from leadline.models.common.rows import Rows, WindowPlan, plan_window
-from leadline.models.common.side_stream import SideStreams, make_side_streams
+from leadline.models.common.side_stream import FEW_ROWS, FEWER_ROWS, SideStreams, make_side_streams
 from leadline.models.deepseek_v41.attention import Attention, Selection
 from leadline.models.deepseek_v41.engram import Engram, EngramHash, EngramPrefetch, NgramValues
 
@@ -152,7 +152,9 @@ class DeepseekV41(Backbone):
         device = params.device
         # Two, or coefficients would hold up selections and shared experts, which layers wait for.
         beside = make_side_streams(
-            side_streams, device, ("mixing",), ("compressor", "indexer", "shared_expert")
+            side_streams,
+            device,
+            {("mixing",): FEW_ROWS, ("compressor", "indexer", "shared_expert"): FEWER_ROWS},
         )
         super().__init__(config, params)
         self.config = config

@@ -96,7 +96,7 @@ def test_broken_and_extreme_rows(
         assert_same((tokens(2, 1, 320, device=device) * 2.0**power).bfloat16(), weight)
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 64), (8, 64), (9, 64), (1, 256)])
+@pytest.mark.parametrize(("count", "rows"), [(1, 64), (4, 64), (5, 64), (1, 256)])
 def test_products_of_one_wave_encode_few_tokens_so(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, count: int, rows: int
 ) -> None:
@@ -108,4 +108,4 @@ def test_products_of_one_wave_encode_few_tokens_so(
     x = tokens(count, 1, 256, device=device)[..., ::2]
     actual = packed_matmul.packed_matmul(x, weight)
     assert torch.equal(actual, packed_matmul.packed_matmul(x.contiguous(), weight))
-    assert spy.called == (count == 9 or rows == 256)
+    assert spy.called == (count == 5 or rows == 256)
