@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -12,7 +13,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,38 @@ def gpu_environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "triton": importlib.metadata.version("triton"),
     }
+
+
+@contextlib.contextmanager
+def watched_gpu() -> Iterator[dict[str, float]]:
+    """What nvidia-smi read last of clock and power, in the dict once the block has ended.
+
+    A GPU that draws all it may lowers its clock: the same kernels take longer on one machine than
+    on another. Nothing is found without nvidia-smi, or in a block of less than its first reading.
+    """
+    found: dict[str, float] = {}
+    query = ["--id=0", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    try:
+        smi = subprocess.Popen(
+            ["nvidia-smi", *query, "--loop-ms=100"], stdout=subprocess.PIPE, text=True
+        )
+    except FileNotFoundError:
+        yield found
+        return
+    try:
+        yield found
+    finally:
+        smi.terminate()
+        output, _ = smi.communicate()
+    found |= last_reading(output)
+
+
+def last_reading(output: str) -> dict[str, float]:
+    """Of lines ``MHz, W``, the last whole one's numbers."""
+    for line in reversed(output.split("\n")[:-1]):
+        if (match := re.fullmatch(r"(\d+), (\d+\.?\d*)", line)) is not None:
+            return {"mhz": float(match[1]), "watts": float(match[2])}
+    return {}
 
 
 def _command() -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import summary
+from benchmarks.common import summary, watched_gpu
 from benchmarks.sections.bounds import decode_us
 from benchmarks.sections.section import Bench, Case, Section, Table
 from leadline.engine.engine import Engine
@@ -44,6 +44,10 @@ QUICK = Sizes({2048: {512: (1, 2), 1024: (2,)}}, steps=2, warmup=1, profiled=1)
 # Batch -> share of the bound.
 TARGETS = {1: 0.45, 8: 0.62, 32: 0.65, 128: 0.65}
 
+# What is read of the GPU meanwhile, and counted of a step.
+_READ = ("mhz", "watts")
+_COUNTED = ("kernels", "copies")
+
 
 def cases(bench: Bench) -> Iterator[Case]:
     """Times first: once a profiler has run in a process, nothing is as fast as it was."""
@@ -56,8 +60,9 @@ def cases(bench: Bench) -> Iterator[Case]:
         engine = bench.engines.get(config)
         for context, batches in of_context.items():
             for batch in batches:
-                decoding = Decoding(engine, batch, context, sizes.warmup)
-                us = decoding.step_us(sizes.steps)
+                with watched_gpu() as gpu:
+                    decoding = Decoding(engine, batch, context, sizes.warmup)
+                    us = decoding.step_us(sizes.steps)
                 decoding.stop()
                 yield {
                     "batch": batch,
@@ -65,6 +70,7 @@ def cases(bench: Bench) -> Iterator[Case]:
                     "max_model_len": max_model_len,
                     "us": summary(us),
                     "bound_us": decode_us(bench.model, batch=batch, context=context),
+                    **gpu,
                 }
     if torch.cuda.is_available():
         context, batches = next(iter(next(iter(sizes.batches.values())).items()))
@@ -130,7 +136,7 @@ def launches(decoding: Decoding, steps: int) -> dict[str, float]:
 
 def table(found: Sequence[Case]) -> Table:
     """A line for each time; launches are those of its batch and context, if they were counted."""
-    header = ("context", "batch", "us", "bound, us", "% of bound", "target", "kernels", "copies")
+    header = ("context", "batch", "us", "bound, us", "% of bound", "target", *_READ, *_COUNTED)
     counted = {(c["context"], c["batch"]): c for c in found if "kernels" in c}
     rows = []
     for case in found:
@@ -146,7 +152,8 @@ def table(found: Sequence[Case]) -> Table:
                 "" if bound is None else f"{bound:,.0f}",
                 "" if bound is None else f"{100 * bound / us:.0f}",
                 f"{100 * TARGETS[batch]:.0f}" if batch in TARGETS else "",
-                *(f"{launched[k]:.0f}" if k in launched else "" for k in ("kernels", "copies")),
+                *(f"{case[k]:.0f}" if k in case else "" for k in _READ),
+                *(f"{launched[k]:.0f}" if k in launched else "" for k in _COUNTED),
             )
         )
     return header, rows
