@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.day import Session, Shape, make_sessions
 from benchmarks.sections.section import Bench, Case, Section, Table, ratio
-from leadline.core.errors import LeadlineError
+from leadline.bench.measure import step
 from leadline.core.request import EngineRequest, SamplingParams
 from leadline.engine.engine import Engine
 
@@ -100,11 +100,9 @@ def closed_loop(engine: Engine, sessions: Sequence[Session], lanes: int) -> list
     while waiting or playing:
         while waiting and len(playing) < lanes:
             send(waiting.pop())
-        outputs = engine.step()
+        outputs = step(engine)
         now = time.perf_counter()
         for output in outputs:
-            if output.error is not None:
-                raise LeadlineError(f"request {output.request_id}: {output.error}")
             session, turn = playing[output.request_id]
             session.text.extend(output.token_ids)
             turn.came += [now] * len(output.token_ids)

@@ -30,7 +30,7 @@ def test_what_follows_the_first_difference_does_not_count(
     assert (result["answers"], result["tokens"]) == (len(wanted), sum(map(len, wanted)))
 
 
-def test_without_a_gpu_a_cpu_stands_beside_itself(
+def test_without_a_gpu_the_cpus_kernels_stand_beside_the_reference(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "same.json"
