@@ -25,7 +25,7 @@ from leadline.kernels import batch_invariance
 from leadline.kernels.batch_invariance import planned_rows
 from leadline.kernels.packed import LinearWeight, PackedWeight, Weight
 from leadline.kernels.reference import experts as reference
-from leadline.kernels.triton import experts_fp8, experts_hopper
+from leadline.kernels.triton import experts_fp8, experts_fp8_hopper, experts_hopper
 from leadline.kernels.triton.expert_tiles import is_size, prepare, span
 from leadline.kernels.triton.formats import absmax, cast, fp8_scale, round_trip_e4m3, to_bf16
 from leadline.kernels.triton.launch import bucket, is_hopper, tuned
@@ -33,10 +33,11 @@ from leadline.kernels.triton.mxfp4 import plane_offset, product
 from leadline.kernels.triton.swiglu import clamped_swiglu
 from leadline.kernels.triton.tuning import Tuner
 
-# Pairs an expert from which on arithmetic counts (kernels.md 10.3), and so many that Hopper's own
-# kernels are faster.
+# Pairs an expert from which on arithmetic counts (kernels.md 10.3); so many that Hopper's own bf16
+# kernels are faster than those for all; and up to which its FP8 ones are faster than both.
 _MANY = 32
 _SOME = 16
+_SEVERAL = 64
 
 
 def routed_experts(
@@ -69,6 +70,8 @@ def routed_experts(
     per_expert = planned_rows(num_rows) * per_row / len(w2.codes)
     if row_scales and per_expert >= _MANY:
         pair_outputs = experts_fp8.pair_outputs
+    elif is_hopper() and per_expert <= _SEVERAL and experts_fp8_hopper.fits(w13, w2):
+        pair_outputs = experts_fp8_hopper.pair_outputs
     elif is_hopper() and per_expert >= _SOME and experts_hopper.fits(w2):
         pair_outputs = experts_hopper.pair_outputs
     else:

@@ -26,6 +26,7 @@ runs = pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels for any number of pairs."""
     monkeypatch.setattr(experts, "_SOME", 0)
+    monkeypatch.setattr(experts, "_SEVERAL", -1)
 
 
 def natural(values: Tensor) -> Tensor:
