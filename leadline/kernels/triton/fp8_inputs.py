@@ -1,9 +1,9 @@
 """Activations as operands of FP8 tensor cores, sorted by expert (kernels.md 10.3).
 
 E4M3 with one power of two a row, so that it counts once a sum. Blocks of 32 or 128 channels keep
-the values that a power of their own gave them, but for those 2^-15 below the row's largest and less,
-which fall on multiples of 2^-9 of its power. That moves a row by no more than
-``reference.quant.round_trip_fp8_row`` says, 3.1e-4 of its length, and mostly far less.
+the values that a power of their own gave them, but for those 2^-15 below the row's largest, which
+fall on multiples of 2^-9 of its power. That moves a row by no more than 3.1e-4 of its length
+(``reference.quant.round_trip_fp8_row``), and mostly by far less.
 """
 
 from __future__ import annotations
