@@ -50,8 +50,8 @@ class _Tile:
     registers: int
 
 
-# Four programs on a multiprocessor, of large tiles fewer: each waits for weights on its own.
-_TILES = (_Tile(8, 64), _Tile(16, 64), _Tile(32, 80), _Tile(64, 96))
+# Four programs on a multiprocessor, of the largest tile two: each waits for weights on its own.
+_TILES = (_Tile(8, 64), _Tile(16, 64), _Tile(32, 64), _Tile(64, 96))
 _STAGES = 3
 
 
