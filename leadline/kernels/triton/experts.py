@@ -10,6 +10,7 @@ Decode is a stream of weights. To keep 4.4 TB/s busy an H200 wants some 50 KB in
 and warps enough to hide everything else: 64 rows of 256 channels are 9 KB, two such stages are on
 their way in each of five resident programs, 2.9 instructions a weight; of four where tiles have 16
 pairs. A prompt reuses an expanded weight for up to 128 tokens, and the products are what counts.
+On Hopper ``experts_fp8_hopper`` takes up to some pairs an expert, ``experts_hopper`` more.
 """
 
 from __future__ import annotations
